@@ -1,0 +1,1 @@
+//! The workspace root owns the cross-crate tests and benches; see `tests/` and `benches/`.
