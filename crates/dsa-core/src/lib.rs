@@ -1,1 +1,6 @@
-//! dsa-core
+//! What the kernels of the sparse-attention front end agree on, host side: number formats, memory layouts, limits,
+//! validated shapes, scalar oracles, and the named input generators that tests and benches share.
+#![forbid(unsafe_code)]
+
+pub mod consts;
+pub mod numerics;
