@@ -1,1 +1,3 @@
 //! ptx-sim
+
+pub mod numeric;

@@ -1,0 +1,7 @@
+//! The scalar arithmetic against recorded hardware results, other implementations, and exact evaluation.
+
+mod approximate;
+mod hardware;
+mod integers;
+mod narrow;
+mod single;
