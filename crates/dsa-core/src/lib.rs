@@ -3,4 +3,13 @@
 #![forbid(unsafe_code)]
 
 pub mod consts;
+pub mod error;
+pub mod layout;
 pub mod numerics;
+pub mod oracle;
+pub mod shape;
+pub mod step;
+
+pub use error::ShapeError;
+pub use shape::{IndexCacheShape, IndexShape, KvShape};
+pub use step::DecodeStep;

@@ -118,10 +118,10 @@ mod tests {
 
         fn plus(&self, other: &Self) -> Self {
             let mut carry = 0u128;
-            let mut words = [0; 10];
-            for i in 0..10 {
-                let sum = u128::from(self.0[i]) + u128::from(other.0[i]) + carry;
-                words[i] = sum as u64;
+            let mut words = self.0;
+            for (word, addend) in words.iter_mut().zip(other.0) {
+                let sum = u128::from(*word) + u128::from(addend) + carry;
+                *word = sum as u64;
                 carry = sum >> 64;
             }
             Self(words)

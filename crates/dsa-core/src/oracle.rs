@@ -1,0 +1,5 @@
+//! Scalar, sequential, obvious answers that the kernels are held to. Nothing here shares code with a kernel.
+
+pub mod score;
+pub mod select;
+pub mod step;
