@@ -5,7 +5,7 @@ use crate::error::ShapeError;
 use crate::layout::fp8_page::{self, ScaleForm};
 use crate::layout::query_row;
 use crate::layout::tp_scratch::clamp_row_end;
-use crate::shape::{IndexCacheShape, IndexShape};
+use crate::shape::{IndexCacheShape, IndexShape, KvShape};
 
 /// Inputs of score and select. Requests own `q` consecutive rows; every buffer is dense unless a stride is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,17 +59,19 @@ impl DecodeStep {
     pub fn validate(&self) -> Result<IndexShape, ShapeError> {
         let shape = IndexShape::from_rows(self.rows, self.q, self.topk, self.context_len_max)?;
         IndexCacheShape::new(self.blocks, fp8_page::BYTES, self.page_stride)?;
-        crate::shape::KvShape::new(self.kv_page, self.kv_block_rows, 0)?;
+        KvShape::new(self.kv_page, self.kv_block_rows, 0)?;
         let needed_table = |table, stride: usize, width: usize| match shape.requests() {
             _ if stride < width => Err(ShapeError::TableStrideTooSmall { table, stride, width }),
             0 => Ok(0),
-            requests => Ok((requests - 1) * stride + width),
+            requests => Ok((requests - 1).saturating_mul(stride).saturating_add(width)),
         };
         let table_needed = needed_table("table", self.table_stride, self.table_width)?;
         let kv_table_needed = needed_table("kv_table", self.kv_table_stride, self.kv_table_width)?;
         // The last page need not be followed by its stride's padding.
-        let cache_needed =
-            self.blocks.saturating_sub(1) * self.page_stride + fp8_page::BYTES.min(self.blocks * fp8_page::BYTES);
+        let cache_needed = match self.blocks {
+            0 => 0,
+            blocks => (blocks - 1).saturating_mul(self.page_stride).saturating_add(fp8_page::BYTES),
+        };
         check_len("queries", self.queries.len(), self.rows * query_row::BYTES)?;
         check_len("weights", self.weights.len(), self.rows * HEADS)?;
         check_len("row_ends", self.row_ends.len(), self.rows)?;
@@ -142,4 +144,72 @@ impl DecodeStep {
 
 fn check_len(buffer: &'static str, found: usize, needed: usize) -> Result<(), ShapeError> {
     if found >= needed { Ok(()) } else { Err(ShapeError::BufferLength { buffer, found, needed }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::StepSpec;
+
+    #[track_caller]
+    fn check(spoil: impl FnOnce(&mut DecodeStep), want: ShapeError) {
+        let mut step = StepSpec::new(1, 2, 128, &[70, 65, 1, 0]).build().unwrap();
+        spoil(&mut step);
+        assert_eq!(step.validate(), Err(want));
+    }
+
+    #[test]
+    fn validate_names_the_buffer_that_is_too_short() {
+        let short = |buffer, found, needed| ShapeError::BufferLength { buffer, found, needed };
+        check(|step| step.queries.truncate(4 * 4096 - 1), short("queries", 4 * 4096 - 1, 4 * 4096));
+        check(|step| step.weights.clear(), short("weights", 0, 4 * 32));
+        check(|step| step.row_ends.truncate(3), short("row_ends", 3, 4));
+        check(|step| step.cache.truncate(6 * 8448 - 1), short("cache", 6 * 8448 - 1, 6 * 8448));
+        // Two rows of 4 entries, 7 apart: the gap after the last row is not needed.
+        check(|step| step.table.truncate(10), short("table", 10, 11));
+        check(|step| step.kv_table.truncate(10), short("kv_table", 10, 11));
+        let mut step = StepSpec::new(1, 2, 128, &[70, 65, 1, 0]).build().unwrap();
+        step.table.truncate(11);
+        assert_eq!(step.validate().map(|shape| shape.rows()), Ok(4));
+    }
+
+    #[test]
+    fn validate_refuses_bad_sizes_without_overflow() {
+        check(|step| step.q = 3, ShapeError::RowsNotWholeRequests { rows: 4, q: 3 });
+        check(|step| step.topk = 100, ShapeError::TopkUnsupported { topk: 100 });
+        check(|step| step.kv_page = 48, ShapeError::PageNotPowerOfTwo { page: 48 });
+        let stride = ShapeError::PageStrideUnsupported { stride: 8440, page_bytes: 8448 };
+        check(|step| step.page_stride = 8440, stride);
+        let narrow = ShapeError::TableStrideTooSmall { table: "table", stride: 3, width: 4 };
+        check(|step| step.table_stride = 3, narrow);
+        let huge = usize::MAX - 15;
+        let cache = ShapeError::BufferLength { buffer: "cache", found: 6 * 8448, needed: usize::MAX };
+        check(|step| step.page_stride = huge, cache);
+        let table = ShapeError::BufferLength { buffer: "table", found: 14, needed: usize::MAX };
+        check(|step| (step.table_stride, step.table_width) = (huge, huge), table);
+    }
+
+    #[test]
+    fn validate_refuses_needed_blocks_that_do_not_exist_and_ignores_the_rest() {
+        let outside = |id| ShapeError::BlockOutOfRange { table: "table", request: 0, column: 1, id, blocks: 6 };
+        check(|step| step.table[1] = 6, outside(6));
+        check(|step| step.table[1] = -1, outside(-1));
+        let mut step = StepSpec::new(1, 2, 128, &[70, 65, 1, 0]).build().unwrap();
+        step.table[2] = i32::MIN;
+        assert!(step.validate().is_ok());
+    }
+
+    #[test]
+    fn row_lengths_are_clamped_by_both_tables_and_the_scratch() {
+        let spec = StepSpec { context_len_max: 448, ..StepSpec::new(1, 1, 128, &[300, i32::MAX, -3]) };
+        let mut step = spec.build().unwrap();
+        let lens = |step: &DecodeStep| [0, 1, 2].map(|row| step.row_len(row));
+        assert_eq!(lens(&step), [300, 448, 0]);
+        step.kv_table_width = 4;
+        assert_eq!(lens(&step), [256, 256, 0]);
+        step.table_width = 3;
+        assert_eq!(lens(&step), [192, 192, 0]);
+        step.context_len_max = 100;
+        assert_eq!(lens(&step), [100, 100, 0]);
+    }
 }

@@ -1,6 +1,7 @@
 //! The order-preserving 16-bit key of a BF16 logit.
 //!
-//! A larger logit has a larger key. Key 0 means "no key", key 1 is NaN: it ranks below -inf and above nothing at all.
+//! A larger logit has a larger key. Key 0 means "no key", key 1 is NaN: it ranks below -inf, above an empty
+//! slot alone.
 
 /// The key of "no key here": an empty slot, or a position at or past the row's end.
 pub const KEY_NONE: u16 = 0;
