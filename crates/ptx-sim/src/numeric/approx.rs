@@ -30,7 +30,8 @@ fn is_subnormal_or_zero(x: u32) -> bool {
     x & INFINITY == 0
 }
 
-/// Two bits per significand, lowest first, of one binade of `rsqrt.approx`: see [`correction`].
+/// Two bits per significand, lowest first, of one binade of `rsqrt.approx`: the hardware's distance from the correctly
+/// rounded result.
 struct RsqrtTable(Vec<u8>);
 
 /// Bytes of an unpacked table: 2^23 significands.

@@ -5,7 +5,7 @@
 //! | [`tensor_core`] | the FP8 and BF16 dot products of `wgmma` and `mma.sync` |
 //! | [`float`](mod@float) | FP32 arithmetic, comparison-like selection, and conversions to and from integers |
 //! | [`approx`] | FP32 division and the approximate functions |
-//! | [`bf16`], [`f16`], [`fp8`], [`fp4`] | narrow floats: arithmetic and conversions |
+//! | [`bf16`], [`f16`](mod@f16), [`fp8`], [`fp4`] | narrow floats: arithmetic and conversions |
 //! | [`int`] | integers: bit fields, funnel shifts, byte permutation, division |
 //!
 //! A value is the bits of its register: `u32` for FP32 and for pairs of 16-bit elements (element 0 in the low half),

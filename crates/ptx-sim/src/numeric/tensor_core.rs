@@ -22,8 +22,6 @@
 //! BF16 (`tests/hardware`). Infinities and the overflow of a finite sum follow IEEE 754 by assumption: a NaN operand,
 //! inf * 0 and inf - inf give NaN, any other infinite term gives that infinity, and a sum of 2^128 or more is infinite.
 
-use std::sync::LazyLock;
-
 use super::{F32_NAN, pow2_f32, pow2_f64};
 
 /// Products per E4M3 step.
@@ -37,54 +35,59 @@ const BF16_CUT: i32 = 25;
 /// Bits of an FP32 that an E4M3 step keeps: 13 of the 23 fraction bits.
 const E4M3_KEPT: u32 = !0x3FF;
 
-/// Bias of the E4M3 exponents in [`E4m3Operand`]: the sum of two operands' is at least `2 * (BIAS - 6)` for a product
-/// that counts and at most `BIAS + 8` for one that is zero, so one comparison tells them apart.
+/// Bias of the exponents in [`E4m3Vector`]: the sum of two is at least `2 * (BIAS - 6)` for a product that counts and at
+/// most `BIAS + 8` for one that is zero, so one comparison tells them apart.
 const E4M3_BIAS: i32 = 32;
 /// Smallest sum of two biased exponents that belongs to a non-zero product.
 const E4M3_COUNTS: u8 = (2 * (E4M3_BIAS - 6)) as u8;
 
-/// A decoded E4M3 code: products of values are exact in FP32, and sums of exponents are ordered as step 2 needs.
-#[derive(Clone, Copy)]
-struct E4m3Operand {
-    /// The value; 0 for NaN, which `is_nan` handles.
-    value: f32,
-    /// [`E4M3_BIAS`] plus the exponent; 0 for a zero.
-    exponent: u8,
-}
-
-static E4M3: LazyLock<[E4m3Operand; 256]> = LazyLock::new(|| {
-    std::array::from_fn(|code| {
-        let value = super::fp8::e4m3_to_f32(code as u8);
-        let value = f32::from_bits(value);
-        let exponent = ((code as i32 >> 3) & 15).max(1) - 7;
-        if value.is_nan() || value == 0.0 {
-            E4m3Operand { value: 0.0, exponent: 0 }
-        } else {
-            E4m3Operand { value, exponent: (E4M3_BIAS + exponent) as u8 }
-        }
-    })
-});
-
 /// The 32 operands of one side of a step.
 #[derive(Clone)]
 struct E4m3Vector {
+    /// Values; a NaN's is arbitrary, since `has_nan` decides.
     value: [f32; E4M3_K],
+    /// [`E4M3_BIAS`] plus the exponent; 0 for a zero.
     exponent: [u8; E4M3_K],
     has_nan: bool,
 }
 
 impl E4m3Vector {
+    /// Branch-free, so that the compiler vectorises it.
     #[inline]
-    fn decode(codes: &[u8; E4M3_K], table: &[E4m3Operand; 256]) -> Self {
-        let mut vector = Self { value: [0.0; E4M3_K], exponent: [0; E4M3_K], has_nan: false };
-        for (k, &code) in codes.iter().enumerate() {
-            let operand = table[code as usize];
-            vector.value[k] = operand.value;
-            vector.exponent[k] = operand.exponent;
-            vector.has_nan |= code & 0x7F == 0x7F;
+    fn decode(codes: &[u8; E4M3_K]) -> Self {
+        let mut nan = false;
+        for &code in codes {
+            nan |= code & 0x7F == 0x7F;
         }
-        vector
+        let exponent = codes.map(|code| {
+            let field = (code >> 3) & 15;
+            let biased = field.max(1) + (E4M3_BIAS - 7) as u8;
+            if code & 0x7F == 0 { 0 } else { biased }
+        });
+        let value = codes.map(|code| {
+            let sign = u32::from(code & 0x80) << 24;
+            let magnitude = u32::from(code & 0x7F);
+            // Rebias the exponent from 7 to 127. A subnormal gets the hidden bit it lacks, 2^-6, and loses it again.
+            let (rebias, surplus) = if magnitude < 8 { (121 << 23, pow2_f32(-6)) } else { (120 << 23, 0.0) };
+            let value = f32::from_bits((magnitude << 20) + rebias) - surplus;
+            f32::from_bits(value.to_bits() | sign)
+        });
+        Self { value, exponent, has_nan: nan }
     }
+}
+
+/// FP32 with an ulp of 1: what is added to it is rounded to an integer, found in the low bits.
+const INTEGER_GRID: f32 = 1.5 * (1 << 23) as f32;
+
+/// `x` cut toward zero, as an integer above the bits of [`INTEGER_GRID`], for an `x` below 2^15 of 8 significant bits that
+/// is a product of two E4M3 significands (at most 225) scaled by a power of 2.
+///
+/// The fraction of such an `x` is at most 127/128, or 225/256 below 1. Moved toward zero by 127/256, which is exact, it is
+/// less than 1/2 away from the cut integer, so rounding to nearest finds that. Unlike `as i32`, this needs no saturation.
+#[inline]
+fn cut_e4m3(x: f32) -> u32 {
+    const SHIFT: f32 = 127.0 / 256.0;
+    (x - SHIFT.copysign(x) + INTEGER_GRID).to_bits()
 }
 
 #[inline]
@@ -97,7 +100,7 @@ fn e4m3_step(a: &E4m3Vector, b: &E4m3Vector, acc: f32) -> f32 {
     }
     let mut largest = 0;
     for k in 0..E4M3_K {
-        largest = largest.max(a.exponent[k] + b.exponent[k]);
+        largest = largest.max(a.exponent[k].wrapping_add(b.exponent[k]));
     }
     if largest < E4M3_COUNTS {
         return truncate_e4m3(acc);
@@ -106,13 +109,15 @@ fn e4m3_step(a: &E4m3Vector, b: &E4m3Vector, acc: f32) -> f32 {
     if acc != 0.0 {
         exponent = exponent.max(exponent_f32(acc));
     }
-    // Products have at most 8 significant bits, so in units of the cut each is below 2^15 and the sum below 2^21:
-    // scaling is exact, the conversion to integer is the cut, and the sum is exact in FP32 again.
+    // In units of the cut each product is below 2^15 and the sum below 2^21: scaling is exact (what underflows is cut to
+    // zero anyway), and so is the sum when it becomes FP32 again.
     let to_units = pow2_f32(E4M3_CUT - exponent);
-    let mut sum = (acc * to_units) as i32;
+    let mut sum = 0u32;
     for k in 0..E4M3_K {
-        sum += (a.value[k] * b.value[k] * to_units) as i32;
+        sum = sum.wrapping_add(cut_e4m3(a.value[k] * b.value[k] * to_units));
     }
+    let grids = INTEGER_GRID.to_bits().wrapping_mul(E4M3_K as u32);
+    let sum = sum.wrapping_sub(grids) as i32 + (acc * to_units) as i32;
     truncate_e4m3(sum as f32) * pow2_f32(exponent - E4M3_CUT)
 }
 
@@ -124,8 +129,7 @@ fn truncate_e4m3(value: f32) -> f32 {
 
 /// One E4M3 `wgmma` step: `acc` plus the 32 products of `a` and `b` (E4M3 codes), by the module's model.
 pub fn dot_e4m3_k32(a: &[u8; E4M3_K], b: &[u8; E4M3_K], acc: f32) -> f32 {
-    let table = &*E4M3;
-    e4m3_step(&E4m3Vector::decode(a, table), &E4m3Vector::decode(b, table), acc)
+    e4m3_step(&E4m3Vector::decode(a), &E4m3Vector::decode(b), acc)
 }
 
 /// One E4M3 `wgmma` step of a tile: `acc[m * N + n] = dot_e4m3_k32(a_rows[m], b_cols[n], acc[m * N + n])` with N the
@@ -139,10 +143,9 @@ pub fn mma_e4m3_k32(a_rows: &[[u8; E4M3_K]], b_cols: &[[u8; E4M3_K]], acc: &mut 
     if b_cols.is_empty() {
         return;
     }
-    let table = &*E4M3;
-    let columns: Vec<E4m3Vector> = b_cols.iter().map(|codes| E4m3Vector::decode(codes, table)).collect();
+    let columns: Vec<E4m3Vector> = b_cols.iter().map(E4m3Vector::decode).collect();
     for (codes, acc_row) in a_rows.iter().zip(acc.chunks_exact_mut(b_cols.len())) {
-        let row = E4m3Vector::decode(codes, table);
+        let row = E4m3Vector::decode(codes);
         for (acc, column) in acc_row.iter_mut().zip(&columns) {
             *acc = e4m3_step(&row, column, *acc);
         }
@@ -188,19 +191,21 @@ fn bf16_step(a: &Bf16Vector, b: &Bf16Vector, acc: f32) -> f32 {
     }
     let mut exponent = if acc == 0.0 { 2 * BF16_ZERO } else { exponent_f32(acc) };
     for k in 0..BF16_K {
-        exponent = exponent.max(a.exponent[k] + b.exponent[k]);
+        exponent = exponent.max(a.exponent[k].wrapping_add(b.exponent[k]));
     }
     if exponent < BF16_COUNTS {
         return 0.0;
     }
-    // A product has 16 significant bits and 14 fraction bits: in units of the cut it is at most 2^27, which FP32 holds
-    // exactly since its significand stays 16 bits long. The conversion to integer is the cut.
-    let mut sum = 0i64;
+    // A product has 16 significant bits and 14 fraction bits: in units of the cut it is below 2^27, and FP32 scales it
+    // exactly. The conversion to integer is the cut. Eight of them fit an i32, hence two partial sums.
+    let mut partial = [0i32; 2];
     for k in 0..BF16_K {
-        let below = exponent - (a.exponent[k] + b.exponent[k]);
-        let to_units = f32::from_bits(((127 + BF16_CUT - 14 - below).max(0) as u32) << 23);
-        sum += i64::from(((a.significand[k] * b.significand[k]) as f32 * to_units) as i32);
+        let below = exponent.wrapping_sub(a.exponent[k].wrapping_add(b.exponent[k]));
+        let to_units = f32::from_bits((127 + BF16_CUT - 14i32).wrapping_sub(below).max(0).wrapping_shl(23) as u32);
+        let term = (a.significand[k].wrapping_mul(b.significand[k]) as f32 * to_units) as i32;
+        partial[k / 8] = partial[k / 8].wrapping_add(term);
     }
+    let mut sum = i64::from(partial[0]) + i64::from(partial[1]);
     sum += (f64::from(acc) * pow2_f64(BF16_CUT - exponent)) as i64;
     truncate_f64(sum as f64 * pow2_f64(exponent - BF16_CUT))
 }
