@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod consts;
+pub mod device;
 pub mod error;
 pub mod generate;
 pub mod layout;

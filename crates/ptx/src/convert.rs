@@ -31,7 +31,8 @@ impl Reg<Bf16x2> {
 
     #[track_caller]
     fn bf16(self, op: Bf16Bin, b: Reg<Bf16x2>) -> Self {
-        def(|dst| Op::Bf16Bin { op, dst, a: self.operand(), b: b.operand() })
+        let (a, b) = (self.in_register(), b.in_register());
+        def(|dst| Op::Bf16Bin { op, dst, a, b })
     }
 
     /// Lane-wise maximum, dropping a NaN operand.
@@ -55,13 +56,15 @@ impl Reg<Bf16x2> {
     /// Lane-wise `self * b + c`, each lane rounded once.
     #[track_caller]
     pub fn fma(self, b: Reg<Bf16x2>, c: Reg<Bf16x2>) -> Self {
-        def(|dst| Op::Bf16Fma { dst, a: self.operand(), b: b.operand(), c: c.operand(), relu: false })
+        let (a, b, c) = (self.in_register(), b.in_register(), c.in_register());
+        def(|dst| Op::Bf16Fma { dst, a, b, c, relu: false })
     }
 
     /// Lane-wise `max(self * b + c, +0)`.
     #[track_caller]
     pub fn fma_relu(self, b: Reg<Bf16x2>, c: Reg<Bf16x2>) -> Self {
-        def(|dst| Op::Bf16Fma { dst, a: self.operand(), b: b.operand(), c: c.operand(), relu: true })
+        let (a, b, c) = (self.in_register(), b.in_register(), c.in_register());
+        def(|dst| Op::Bf16Fma { dst, a, b, c, relu: true })
     }
 
     /// Element 0 as FP32, exact.
@@ -131,6 +134,7 @@ impl ops::Mul for Reg<F16x2> {
     type Output = Self;
     #[track_caller]
     fn mul(self, b: Self) -> Self {
-        def(|dst| Op::F16x2Mul { dst, a: self.operand(), b: b.operand() })
+        let (a, b) = (self.in_register(), b.in_register());
+        def(|dst| Op::F16x2Mul { dst, a, b })
     }
 }

@@ -82,6 +82,15 @@ impl<T: Scalar> Reg<T> {
         def(|dst| Op::Mov { dst, src: self.operand })
     }
 
+    /// The value in a register: packed 16-bit arithmetic takes no constants.
+    #[track_caller]
+    pub(crate) fn in_register(self) -> Operand {
+        match self.operand {
+            Operand::Reg(_) => self.operand,
+            Operand::Imm(_) => self.copied().operand,
+        }
+    }
+
     /// The same bits seen as another type of the same width.
     ///
     /// # Panics
@@ -338,15 +347,15 @@ impl Reg<u32> {
     /// Lane-wise maximum of two packed 16-bit unsigned values.
     #[track_caller]
     pub fn max_u16x2(self, b: impl Into<Reg<u32>>) -> Reg<u32> {
-        let b = b.into().operand;
-        def(|dst| Op::Bin { op: Bin::Max, ty: Ty::U16x2, dst, a: self.operand, b })
+        let (a, b) = (self.in_register(), b.into().in_register());
+        def(|dst| Op::Bin { op: Bin::Max, ty: Ty::U16x2, dst, a, b })
     }
 
     /// Lane-wise minimum of two packed 16-bit unsigned values.
     #[track_caller]
     pub fn min_u16x2(self, b: impl Into<Reg<u32>>) -> Reg<u32> {
-        let b = b.into().operand;
-        def(|dst| Op::Bin { op: Bin::Min, ty: Ty::U16x2, dst, a: self.operand, b })
+        let (a, b) = (self.in_register(), b.into().in_register());
+        def(|dst| Op::Bin { op: Bin::Min, ty: Ty::U16x2, dst, a, b })
     }
 
     /// 64 bits from two halves, `self` the low one.

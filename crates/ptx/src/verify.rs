@@ -1,6 +1,7 @@
 //! What is checked of every kernel before it is printed or run. Each item has a failing test.
 //!
 //! - registers exist and have the class that the instruction needs there;
+//! - packed 16-bit arithmetic takes no constants;
 //! - a register is written somewhere above its first use in the text;
 //! - every branch target exists, once, and every kernel ends;
 //! - parameters exist, have the class they are read with, and fit the parameter block;
@@ -8,7 +9,7 @@
 //! - ordering semantics fit the access (no acquire store, no release load, no cached ordered load);
 //! - the shared layout and the thread count fit the target;
 //! - named barriers use ids below 16 and multiples of 32 threads;
-//! - warpgroup MMAs have n = 8..=256 in steps of 8, n / 2 accumulators, whole warpgroups, and `sm_90a`;
+//! - warpgroup MMAs have n = 8..=256 in steps of 8, n / 2 accumulators, at least one warpgroup, and `sm_90a`;
 //! - `setmaxnreg` counts are multiples of 8 in 24..=256;
 //! - tensor copies have 1 to 5 coordinates; constant bulk sizes are positive multiples of 16;
 //! - dependent launches are allowed only in a kernel that waits for its own dependencies on the way.
@@ -21,7 +22,7 @@ use crate::args::{PARAM_BYTES_MAX, PARAMS_MAX, ParamKind};
 use crate::kernel::{KernelIr, Target};
 use crate::op::{Op, Operand, RegId, Sem, Space};
 use crate::slots::Role;
-use crate::ty::Class;
+use crate::ty::{Class, Ty};
 
 /// A rule that a kernel breaks, and the Rust line that emitted the instruction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -184,6 +185,11 @@ impl Verifier<'_> {
                 }
                 Ok(())
             }
+            Op::Bf16Bin { .. } | Op::Bf16Fma { .. } | Op::F16x2Mul { .. } | Op::Bin { ty: Ty::U16x2, .. } => {
+                let mut constant = false;
+                op.slots(|_, _, operand| constant |= operand.reg().is_none());
+                if constant { self.fail(loc, format!("{op:?} takes no constants")) } else { Ok(()) }
+            }
             Op::BarSync { id, threads } => self.named_barrier(loc, *id, *threads),
             Op::BarArrive { id, threads } => self.named_barrier(loc, *id, Some(*threads)),
             Op::TensorG2s { coords, .. } if coords.is_empty() || coords.len() > 5 => {
@@ -256,10 +262,10 @@ impl Verifier<'_> {
     }
 
     fn whole_warpgroups(&self, loc: &Location<'_>) -> Check {
-        if self.ir.bounds.threads.is_multiple_of(128) {
+        if self.ir.bounds.threads >= 128 {
             Ok(())
         } else {
-            self.fail(loc, format!("{} threads are not whole warpgroups of 128", self.ir.bounds.threads))
+            self.fail(loc, format!("a CTA of {} threads has no warpgroup of 128", self.ir.bounds.threads))
         }
     }
 

@@ -1,0 +1,42 @@
+//! Order-preserving keys of BF16 logits, two per 32-bit word (element 0 in the low half).
+
+use ptx::Reg;
+
+/// `order16` of both halves: the host form is [`crate::numerics::order16::order16`].
+///
+/// A logit as the scorer stores it is never -0 and its only NaN is `0xFFFE`, whose key is 1, so nothing else is needed
+/// for the project's own logits; see [`foreign_keys`] for anybody else's.
+#[track_caller]
+pub fn order16_x2(bits: Reg<u32>) -> Reg<u32> {
+    // Bytes 1 and 3 sign-replicated over their halves: 0xFFFF for a negative element, else 0.
+    let negative = bits.permute(0, 0xBB99u32);
+    // bits ^ (negative | 0x8000)
+    bits.lop3(negative, 0x8000_8000u32, 0xF0 ^ (0xCC | 0xAA))
+}
+
+/// As [`order16_x2`] for logits of unknown origin: every NaN pattern has key 1 and -0 is +0, as
+/// [`crate::numerics::order16::key_of`] says.
+#[track_caller]
+pub fn foreign_keys(bits: Reg<u32>) -> Reg<u32> {
+    let magnitude = bits & 0x7FFF_7FFFu32;
+    let key = order16_x2(bits);
+    let half = |shift: u32| {
+        let m = (magnitude >> shift) & 0xFFFF;
+        let k = (key >> shift) & 0xFFFF;
+        let k = m.eq(0).select::<u32>(0x8000u32, k);
+        m.gt(0x7F80).select::<u32>(1u32, k)
+    };
+    half(0) | (half(16) << 16)
+}
+
+/// The larger of the two halves.
+#[track_caller]
+pub fn max_half(keys: Reg<u32>) -> Reg<u32> {
+    (keys & 0xFFFF).max(keys >> 16)
+}
+
+/// Half `e` (0 low, 1 high) of `keys`.
+#[track_caller]
+pub fn half(keys: Reg<u32>, e: u32) -> Reg<u32> {
+    if e == 0 { keys & 0xFFFF } else { keys >> 16 }
+}

@@ -1,0 +1,32 @@
+//! Row ends as the device sees them, shared by score and select: both must agree on every row's length and on where
+//! its scratch lies.
+
+use dsa_core::consts::TILE;
+use ptx::{Global, LoadMode, Reg};
+
+/// log2 of the keys of a tile.
+pub(crate) const TILE_SHIFT: u32 = TILE.trailing_zeros();
+
+/// `end` bounded to what the table and the scratch allow: at or below 0 is none, above `length_max` is `length_max`.
+#[track_caller]
+pub(crate) fn clamp_length(end: Reg<i32>, length_max: Reg<u32>) -> Reg<u32> {
+    end.max(0).as_u32().min(length_max)
+}
+
+/// Longest row of a request: its `q` row ends start at `row_ends[request * q]`.
+#[track_caller]
+pub(crate) fn longest_row(row_ends: Global<i32>, request: Reg<u32>, q: u32, length_max: Reg<u32>) -> Reg<u32> {
+    let first = row_ends.at(request * q);
+    let longest = (1..q).fold(first.load_as(LoadMode::STREAM), |longest, i| {
+        longest.max(first.offset(i as i32).load_as(LoadMode::STREAM))
+    });
+    clamp_length(longest, length_max)
+}
+
+/// 128-key tiles of a request whose longest row is `longest`; 0 if all its rows fit `topk` (they take all their keys
+/// unscored; 0 scores every request).
+#[track_caller]
+pub(crate) fn tiles(longest: Reg<u32>, topk: u32) -> Reg<u32> {
+    let tiles = (longest + (TILE as u32 - 1)) >> TILE_SHIFT;
+    if topk == 0 { tiles } else { longest.gt(topk).select::<u32>(tiles, 0u32) }
+}

@@ -1,0 +1,210 @@
+//! `IndexerScore`: BF16 logits of every row over its request's paged FP8 keys.
+//!
+//! ```text
+//! dot(t, h, k) = q[t, h] . key[k]                     FP32, FP8 tensor core
+//! r            = bf16(relu(dot))
+//! chain m      = fma_bf16 over heads m, m+4, .., m+28  (m = 0..4, from 0)
+//! total        = (chain 0 + chain 2) + (chain 1 + chain 3)
+//! logit        = bf16(total * key scale), -0 as +0, NaN as 0xFFFE
+//! ```
+//!
+//! # Layout
+//! Keys: pages of [`fp8_page`](dsa_core::layout::fp8_page), each loaded whole (64 key rows and two rows of scale words) by
+//! one tensor copy. Scratch: [`tp_scratch`](dsa_core::layout::tp_scratch), or
+//! [`pitched_scratch`](dsa_core::layout::pitched_scratch) without `tops`. Whole pages are written: keys from a row's end
+//! to the end of its last page have logit +0 and top 0.
+//!
+//! Query heads are permuted on the way into shared memory: column `8 j + 2 c + b` of a row holds head
+//! `4 (2 j + b) + c`. The accumulator layout then gives thread `c` of every four exactly the heads of chain `c`, in
+//! order, for two keys: the specification's sum costs one BF16x2 FMA per head and two shuffles per row.
+//!
+//! # Decomposition
+//! Persistent, one CTA per multiprocessor. The pages of all requests, in order, are cut into equal ranges, one per CTA,
+//! so each page is read once per step whatever the lengths. A producer warp copies pages into a ring of
+//! shared-memory stages; two consumer warpgroups take alternate pages: one m64 x (32 q) product, then the sums.
+//!
+//! # Synchronisation
+//! `page_full[s]` (tensor copy -> consumers) and `page_empty[s]` (consumers' reads -> next copy) per stage;
+//! `query_full` / `query_empty` likewise for the two query slots, whose row ends, weights and output offsets the
+//! producer writes with ordinary stores before it arrives. Row ends and tables are step metadata and are read before the
+//! dependency wait; queries, keys and weights after it.
+//!
+//! # Bound
+//! Memory: [`cost`] bytes over bandwidth up to q = 4; at q = 8 the tensor core takes about as long.
+
+mod kernel;
+mod schedule;
+
+pub use kernel::{ScoreArgs, ScoreParams, build};
+
+use dsa_core::consts::{CONTEXT_MAX, DIM, HEADS, PAGE, PITCH_MULTIPLE, Q_MAX, REQUESTS_MAX, TILE};
+use dsa_core::layout::fp8_page::{self, ScaleForm};
+use dsa_core::{IndexCacheShape, ShapeError};
+use ptx::{DevicePtr, Swizzle, Target, TensorMapDesc, TensorMapError};
+
+use crate::cost::Cost;
+
+/// Where the logits go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ScoreForm {
+    /// Request-compact scratch with tops; requests whose rows all have at most `topk` keys are not scored.
+    Compact {
+        /// Keys that select picks.
+        topk: u32,
+    },
+    /// Row `t` at `t * pitch`, every request scored, no tops.
+    Pitched,
+}
+
+/// What a score kernel is specialised for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScoreShape {
+    q: u32,
+    form: ScoreForm,
+    scale_form: ScaleForm,
+}
+
+impl ScoreShape {
+    /// `q` rows per request.
+    ///
+    /// # Errors
+    /// `q` outside 1..=8, or a top-k that select refuses.
+    pub fn new(q: usize, form: ScoreForm, scale_form: ScaleForm) -> Result<Self, ShapeError> {
+        if !(1..=Q_MAX).contains(&q) {
+            return Err(ShapeError::RowsPerRequestOutOfRange { q });
+        }
+        if let ScoreForm::Compact { topk } = form {
+            dsa_core::IndexShape::new(0, q, topk as usize, CONTEXT_MAX)?;
+        }
+        Ok(ScoreShape { q: q as u32, form, scale_form })
+    }
+
+    /// Rows per request.
+    pub fn q(&self) -> u32 {
+        self.q
+    }
+
+    /// Where the logits go.
+    pub fn form(&self) -> ScoreForm {
+        self.form
+    }
+
+    /// How a key's scale word is read.
+    pub fn scale_form(&self) -> ScaleForm {
+        self.scale_form
+    }
+
+    /// Entry name.
+    pub fn name(&self) -> String {
+        let form = match self.form {
+            ScoreForm::Compact { topk } => format!("k{topk}"),
+            ScoreForm::Pitched => "pitched".into(),
+        };
+        let scale = match self.scale_form {
+            ScaleForm::Ue8m0 => "ue8m0",
+            ScaleForm::Fp32 => "fp32",
+        };
+        format!("score_keys_fp8_q{}_{form}_{scale}", self.q)
+    }
+
+    /// Every specialisation that a deployment can ask for at the given top-k values.
+    pub fn all(topks: &[u32]) -> Vec<ScoreShape> {
+        let forms = topks.iter().map(|&topk| ScoreForm::Compact { topk }).chain([ScoreForm::Pitched]);
+        forms
+            .flat_map(|form| {
+                (1..=Q_MAX as u32).flat_map(move |q| {
+                    [ScaleForm::Ue8m0, ScaleForm::Fp32].map(|scale_form| ScoreShape { q, form, scale_form })
+                })
+            })
+            .collect()
+    }
+}
+
+/// Threads of a CTA: two consumer warpgroups and the producer warp.
+pub const THREADS: u32 = 2 * 128 + 32;
+
+/// The tensor map of a paged FP8 index cache at `base`, one page per copy.
+///
+/// # Errors
+/// A base or stride off 16 bytes.
+pub fn key_map(base: DevicePtr<u8>, cache: IndexCacheShape) -> Result<TensorMapDesc, TensorMapError> {
+    let rows = (fp8_page::BYTES / DIM) as u64;
+    TensorMapDesc::new(
+        base.address(),
+        &[DIM as u64, rows, cache.blocks().max(1) as u64],
+        &[DIM as u64, cache.page_stride() as u64],
+        &[DIM as u32, rows as u32, 1],
+        Swizzle::B128,
+    )
+}
+
+/// The tensor map of FP8 queries `[rows, 32, 128]` at `base`: one copy brings a request's `q` rows in chain order.
+///
+/// # Errors
+/// A base off 16 bytes.
+pub fn query_map(base: DevicePtr<u8>, rows: usize, q: u32) -> Result<TensorMapDesc, TensorMapError> {
+    let head = DIM as u64;
+    // Dimensions: byte, b, c, j, row for head 4 (2 j + b) + c.
+    TensorMapDesc::new(
+        base.address(),
+        &[head, 2, 4, 4, rows.max(1) as u64],
+        &[4 * head, head, 8 * head, HEADS as u64 * head],
+        &[DIM as u32, 2, 4, 4, q],
+        Swizzle::B128,
+    )
+}
+
+/// Largest `length_max` that a pitched scratch of `pitch` elements per row allows.
+///
+/// # Errors
+/// A pitch that is no positive multiple of 512.
+pub fn check_pitch(pitch: usize) -> Result<usize, ShapeError> {
+    if pitch == 0 || !pitch.is_multiple_of(PITCH_MULTIPLE) {
+        return Err(ShapeError::BufferLength {
+            buffer: "pitch",
+            found: pitch,
+            needed: pitch.next_multiple_of(512).max(512),
+        });
+    }
+    Ok(pitch.min(CONTEXT_MAX))
+}
+
+/// Bytes and operations of one step: each page once, the queries and weights once per request, logits and tops written.
+///
+/// `lengths` are the clamped row lengths, `q` per request.
+pub fn cost(shape: &ScoreShape, lengths: &[usize]) -> Cost {
+    let topk = match shape.form {
+        ScoreForm::Compact { topk } => topk as usize,
+        ScoreForm::Pitched => 0,
+    };
+    let q = shape.q as usize;
+    let mut cost = Cost::default();
+    for rows in lengths.chunks(q) {
+        let longest = rows.iter().copied().max().unwrap_or(0);
+        if longest <= topk {
+            continue;
+        }
+        let keys = (longest.div_ceil(PAGE) * PAGE) as u64;
+        cost.hbm_bytes += keys / PAGE as u64 * fp8_page::BYTES as u64;
+        cost.hbm_bytes += (q * HEADS * (DIM + 2)) as u64;
+        cost.hbm_bytes += keys * q as u64 * 2 + if topk > 0 { keys * q as u64 / 4 } else { 0 };
+        cost.flops += 2 * keys * (q * HEADS * DIM) as u64;
+    }
+    cost
+}
+
+/// Shared-memory stages of one page that fit beside the rest.
+pub(crate) fn stages(q: u32, target: Target) -> u32 {
+    let query = 2 * q * (HEADS * DIM) as u32;
+    let weights = 2 * q * (HEADS * 4) as u32;
+    let start = 4 * (REQUESTS_MAX as u32 + 1);
+    let other = 1024 /* alignment */ + 1024 /* barriers, row ends, items */;
+    ((target.shared_bytes_max() - query - weights - start - other) / STAGE_BYTES).min(STAGES_MAX)
+}
+
+/// A stage is one page, padded to the 1024 bytes of the swizzle's period.
+pub(crate) const STAGE_BYTES: u32 = (fp8_page::BYTES as u32).next_multiple_of(1024);
+/// More stages than this do not raise the bandwidth.
+const STAGES_MAX: u32 = 20;
+
+const _: () = assert!(TILE == 2 * PAGE && fp8_page::BYTES.is_multiple_of(DIM));

@@ -1,0 +1,517 @@
+//! The device code of [`score`](super).
+
+use dsa_core::consts::{DIM, HEADS, PAGE, TILE};
+use dsa_core::device::keys::order16_x2;
+use dsa_core::device::scan::Thread;
+use dsa_core::layout::fp8_page::{self, ScaleForm};
+use ptx::*;
+
+use super::schedule::{Item, Schedule, Walk};
+use super::{STAGE_BYTES, ScoreForm, ScoreShape, THREADS, stages};
+use crate::rows::{TILE_SHIFT, clamp_length};
+
+kernel_args! {
+    /// Arguments of score. Sizes that the device reads are those of the live step: fewer rows than the scratch holds
+    /// are fine.
+    pub struct ScoreArgs / ScoreParams {
+        /// compact or pitched BF16 logits, output
+        pub logits: DevicePtr<u16>,
+        /// order16 of the largest of every 8 logits, output; unused by the pitched form
+        pub tops: DevicePtr<u16>,
+        /// E4M3 `[rows, 32, 128]`, from [`query_map`](super::query_map)
+        pub queries: TensorMap,
+        /// the index cache, from [`key_map`](super::key_map)
+        pub keys: TensorMap,
+        /// BF16 `[rows, 32]`
+        pub weights: DevicePtr<u16>,
+        /// int32 `[requests, table_width]`: block ids of each request
+        pub table: DevicePtr<i32>,
+        /// int32 `[rows]`: keys that each row sees
+        pub row_ends: DevicePtr<i32>,
+        /// entries from one table row to the next
+        pub table_stride: u32,
+        /// live rows, a multiple of q
+        pub rows: u32,
+        /// longest row that tables and scratch allow, in keys
+        pub length_max: u32,
+        /// elements from one logits row to the next (pitched form)
+        pub pitch: u32,
+    }
+}
+
+const CONSUMER_GROUPS: u32 = 2;
+const CONSUMER_THREADS: u32 = 128 * CONSUMER_GROUPS;
+const PRODUCER_WARP: u32 = 4 * CONSUMER_GROUPS;
+const QUERY_SLOTS: u32 = 2;
+const HEADS_U32: u32 = HEADS as u32;
+const QUERY_ROW_BYTES: u32 = (HEADS * DIM) as u32;
+/// Bytes of shared memory that hold one row's head weights: each BF16 twice in a word, chain by chain.
+const WEIGHT_ROW_WORDS: u32 = HEADS_U32;
+
+/// The shared layout.
+#[derive(Clone, Copy)]
+struct Smem {
+    pages: SharedArray<u8>,
+    queries: SharedArray<u8>,
+    weights: SharedArray<u32>,
+    /// Per query slot: the q clamped row lengths.
+    row_lengths: SharedArray<u32>,
+    page_full: MbarrierArray,
+    page_empty: MbarrierArray,
+    query_full: MbarrierArray,
+    query_empty: MbarrierArray,
+}
+
+impl Smem {
+    fn new(q: u32, stages: u32) -> Smem {
+        Smem {
+            pages: SharedArray::aligned("pages", stages * STAGE_BYTES, 1024),
+            queries: SharedArray::aligned("queries", QUERY_SLOTS * q * QUERY_ROW_BYTES, 1024),
+            weights: SharedArray::aligned("weights", QUERY_SLOTS * q * WEIGHT_ROW_WORDS, 16),
+            row_lengths: SharedArray::new("row_lengths", QUERY_SLOTS * 8),
+            page_full: MbarrierArray::new("page_full", stages),
+            page_empty: MbarrierArray::new("page_empty", stages),
+            query_full: MbarrierArray::new("query_full", QUERY_SLOTS),
+            query_empty: MbarrierArray::new("query_empty", QUERY_SLOTS),
+        }
+    }
+}
+
+/// A position in a ring of mbarrier-guarded slots.
+#[derive(Clone, Copy)]
+struct Ring {
+    slots: u32,
+    slot: Var<u32>,
+    parity: Var<u32>,
+}
+
+impl Ring {
+    fn new(slots: u32, first: impl Into<Reg<u32>>) -> Ring {
+        Ring { slots, slot: Var::new(first), parity: Var::new(0u32) }
+    }
+
+    fn advance(self, by: u32) {
+        let next = self.slot.get() + by;
+        let wraps = next.ge(self.slots);
+        self.slot.set(wraps.select::<u32>(next - self.slots, next));
+        self.parity.xor(wraps.as_u32());
+    }
+}
+
+/// Builds the kernel of `shape` for `target`.
+///
+/// # Errors
+/// Only if the builder's verifier refuses the result, which is a defect here.
+pub fn build(shape: &ScoreShape, target: Target) -> Result<Kernel<ScoreArgs>, VerifyError> {
+    let bounds = LaunchBounds::threads(THREADS);
+    let shape = *shape;
+    ptx::build::<ScoreArgs>(&shape.name(), target, bounds, |p| Score { shape, p }.emit())
+}
+
+struct Score {
+    shape: ScoreShape,
+    p: ScoreParams,
+}
+
+impl Score {
+    fn emit(&self) {
+        let q = self.shape.q;
+        let stages = stages(q, target());
+        let smem = Smem::new(q, stages);
+        let t = Thread::current();
+        when(t.index.eq(0), || {
+            for i in 0..stages {
+                smem.page_full.at(i).init(1);
+                smem.page_empty.at(i).init(4); // one arrival per consuming warp
+            }
+            for i in 0..QUERY_SLOTS {
+                smem.query_full.at(i).init(1);
+                smem.query_empty.at(i).init(CONSUMER_THREADS / 32);
+            }
+            fence_mbarrier_init();
+        });
+        when(t.warp.eq(PRODUCER_WARP) & t.lane.eq(0), || {
+            prefetch_tensor_map(self.p.keys);
+            prefetch_tensor_map(self.p.queries);
+        });
+        let requests = self.p.rows / q;
+        let topk = match self.shape.form {
+            ScoreForm::Compact { topk } => topk,
+            ScoreForm::Pitched => 0,
+        };
+        // Its barriers also publish the initialised mbarriers.
+        let schedule = Schedule::compute(&self.p, requests, q, topk, t);
+        let pages = schedule.pages();
+        let share = |cta: Reg<u32>| (pages.to_u64() * cta.to_u64() / special(Special::NctaidX).to_u64()).low();
+        let cta = cta_index();
+        let walk = schedule.walk(share(cta), share(cta + 1), t);
+        // ORDER: from here on the kernel reads what its predecessors wrote and overwrites what they read.
+        wait_for_dependencies();
+        launch_dependents();
+        when_else(
+            t.warp.eq(PRODUCER_WARP),
+            || self.produce(smem, stages, walk, t),
+            || self.consume(smem, stages, schedule, walk, t),
+        );
+    }
+
+    /// Pages of `item` that hold keys of its longest row: the second page of a request's last tile may not.
+    fn live_pages(&self, item: Item, longest: Reg<u32>) -> Reg<u32> {
+        let pages = (longest + (PAGE as u32 - 1)) >> PAGE.trailing_zeros();
+        // The item may consist of just that dead page.
+        item.pages.min(pages.max(item.page) - item.page)
+    }
+
+    /// The producer warp: per item the queries, weights and row lengths, then its pages.
+    fn produce(&self, smem: Smem, stages: u32, walk: Walk, t: Thread) {
+        let q = self.shape.q;
+        let p = &self.p;
+        let ring = Ring::new(stages, 0u32);
+        let slots = Ring::new(QUERY_SLOTS, 0u32);
+        let policy = Policy::evict_first();
+        while_(
+            || walk.more(),
+            || {
+                let item = walk.next();
+                let first_row = item.request * q;
+                // Lane h holds head h's weight of each row, lane i row i's length.
+                let weights: Vec<Reg<u32>> = (0..q)
+                    .map(|row| {
+                        let at = p.weights.at64((first_row + row).mul_wide(HEADS_U32) + t.lane.to_u64());
+                        at.load_as(LoadMode::NO_ALLOCATE)
+                    })
+                    .collect();
+                let row = first_row + t.lane.min(q - 1);
+                let length = clamp_length(p.row_ends.at(row).load_as(LoadMode::STREAM), p.length_max);
+                let longest = redux(Redux::MaxU32, length);
+                let pages = self.live_pages(item, longest);
+                let table = p.table.at64(item.request.mul_wide(p.table_stride));
+
+                let slot = slots.slot.get();
+                smem.query_empty.at(slot).wait(slots.parity.get() ^ 1);
+                when(t.lane.lt(q), || smem.row_lengths.at(slot * 8 + t.lane).store(length));
+                for (row, weight) in weights.iter().enumerate() {
+                    // Chain c = h % 4 in order s = h / 4, the BF16 in both halves.
+                    let chain_word = (t.lane & 3) * (HEADS_U32 / 4) + (t.lane >> 2);
+                    let word = slot * (q * WEIGHT_ROW_WORDS) + row as u32 * WEIGHT_ROW_WORDS + chain_word;
+                    smem.weights.at(word).store(weight.permute(0, 0x1010u32));
+                }
+                sync_warp(); // ORDER: the lanes' stores, before lane 0's arrival publishes them.
+                when(t.lane.eq(0), || {
+                    let full = smem.query_full.at(slot);
+                    full.arrive_expect(q * QUERY_ROW_BYTES);
+                    let dst = smem.queries.at(slot * (q * QUERY_ROW_BYTES));
+                    let zero = Reg::<u32>::from(0);
+                    copy_tensor(dst, p.queries, &[zero, zero, zero, zero, first_row], full, None);
+                });
+                slots.advance(1);
+
+                // Page ids, 32 at a time, one per lane.
+                for_range(0u32, pages, 32u32, |base| {
+                    let mine = Var::new(0u32);
+                    let column = base + t.lane;
+                    when(column.lt(pages), || {
+                        mine.set(table.at(item.page + column).load_as(LoadMode::STREAM).as_u32());
+                    });
+                    let ids = mine.get();
+                    for_range(0u32, (pages - base).min(32u32), 1u32, |i| {
+                        let id = broadcast(ids, i);
+                        let stage = ring.slot.get();
+                        smem.page_empty.at(stage).wait(ring.parity.get() ^ 1);
+                        when(t.lane.eq(0), || {
+                            let full = smem.page_full.at(stage);
+                            full.arrive_expect(fp8_page::BYTES as u32);
+                            let zero = Reg::<u32>::from(0);
+                            copy_tensor(
+                                smem.pages.at(stage * STAGE_BYTES),
+                                p.keys,
+                                &[zero, zero, id],
+                                full,
+                                Some(policy),
+                            );
+                        });
+                        ring.advance(1);
+                    });
+                });
+            },
+        );
+        // Nothing may be in flight when the CTA ends: the consumers wait for every copy issued here.
+    }
+
+    /// A consumer warpgroup: every second page of the range.
+    fn consume(&self, smem: Smem, stages: u32, schedule: Schedule, walk: Walk, t: Thread) {
+        let q = self.shape.q;
+        let group = t.warp >> 2;
+        let slots = Ring::new(QUERY_SLOTS, 0u32);
+        let ring = Ring::new(stages, group);
+        // Pages until this group's next one.
+        let skip = Var::new(group);
+        let keys = Keys::new(t);
+        let accumulator = Accumulator::new(q * HEADS_U32);
+        while_(
+            || walk.more(),
+            || {
+                let item = walk.next();
+                let slot = slots.slot.get();
+                smem.query_full.at(slot).wait(slots.parity.get());
+                let lengths = smem.row_lengths.ptr().at(slot * 8);
+                let longest = (1..q).fold(lengths.load(), |longest, i| longest.max(lengths.offset(i as i32).load()));
+                let pages = self.live_pages(item, longest);
+                let rows = self.output_rows(schedule, item);
+                let queries = smem.queries.at(slot * (q * QUERY_ROW_BYTES)).descriptor_k_major_128();
+                let weights = Weights::new(smem, slot, q, keys);
+
+                let next = skip;
+                while_(
+                    || next.get().lt(pages),
+                    || {
+                        let stage = ring.slot.get();
+                        smem.page_full.at(stage).wait(ring.parity.get());
+                        let page = smem.pages.at(stage * STAGE_BYTES);
+                        multiply(&accumulator, page, queries);
+                        let scales = keys.scales(page, self.shape.scale_form);
+                        sync_warp(); // ORDER: every lane's reads of the page, before lane 0 gives it back.
+                        when(t.lane.eq(0), || smem.page_empty.at(stage).arrive());
+                        let first_key = (item.page + next.get()) << PAGE.trailing_zeros();
+                        self.epilogue(&accumulator, &weights, lengths, rows, scales, first_key, keys);
+                        ring.advance(CONSUMER_GROUPS);
+                        next.add(CONSUMER_GROUPS);
+                    },
+                );
+                // Counted from the next item's first page.
+                skip.set(next.get() - pages);
+                sync_warp(); // ORDER: every lane's reads of the slot, before lane 0 gives it back.
+                when(t.lane.eq(0), || smem.query_empty.at(slot).arrive());
+                slots.advance(1);
+            },
+        );
+    }
+
+    /// Where the item's rows go.
+    fn output_rows(&self, schedule: Schedule, item: Item) -> OutputRows {
+        let q = self.shape.q;
+        match self.shape.form {
+            ScoreForm::Compact { .. } => {
+                let first = schedule.first_tile(item.request);
+                let tiles = schedule.first_tile(item.request + 1) - first;
+                OutputRows { first: first.mul_wide(q * TILE as u32), stride: tiles << TILE_SHIFT }
+            }
+            ScoreForm::Pitched => OutputRows { first: (item.request * q).mul_wide(self.p.pitch), stride: self.p.pitch },
+        }
+    }
+
+    /// Relu, head sums, scale, and the stores of one page's logits and tops.
+    #[allow(clippy::too_many_arguments)]
+    fn epilogue(
+        &self,
+        accumulator: &Accumulator,
+        weights: &Weights,
+        lengths: Shared<u32>,
+        rows: OutputRows,
+        scales: [Reg<f32>; 2],
+        first_key: Reg<u32>,
+        keys: Keys,
+    ) {
+        let q = self.shape.q;
+        let chain = |row: u32| -> Reg<Bf16x2> {
+            let w = weights.row(row);
+            (0..8u32).fold(Reg::from(Bf16x2(0)), |sum, s| {
+                // Register 2 holds this thread's second key.
+                let j = row * 16 + (s / 2) * 4 + s % 2;
+                Reg::<Bf16x2>::from_f32_relu(accumulator.get(j), accumulator.get(j + 2)).fma(w[s as usize], sum)
+            })
+        };
+        // Rows in groups of four, one per thread of a quad after the exchange; fewer rows are spread over duplicates.
+        for group in 0..q.div_ceil(4) {
+            let count = (q - 4 * group).min(4);
+            let sums: Vec<Reg<Bf16x2>> = (0..count).map(|i| chain(4 * group + i)).collect();
+            let total = keys.reduce_quad(&sums);
+            // The row of this thread within the group (rows beyond `count` are duplicates).
+            let row = match count {
+                1 => Reg::from(4 * group),
+                2 => (keys.quad >> 1) + 4 * group,
+                _ => keys.quad.min(count - 1) + 4 * group,
+            };
+            let owner = match count {
+                1 => keys.quad.eq(0),
+                2 => (keys.quad & 1).eq(0),
+                3 => keys.quad.lt(3),
+                _ => Pred::constant(true),
+            };
+            self.store_row(total, scales, lengths, rows, row, owner, count, first_key, keys);
+        }
+    }
+
+    /// Scales, orders and stores this thread's two logits of `row`.
+    #[allow(clippy::too_many_arguments)]
+    fn store_row(
+        &self,
+        total: Reg<Bf16x2>,
+        scales: [Reg<f32>; 2],
+        lengths: Shared<u32>,
+        rows: OutputRows,
+        row: Reg<u32>,
+        owner: Pred,
+        count: u32,
+        first_key: Reg<u32>,
+        keys: Keys,
+    ) {
+        let length = lengths.at(row).load();
+        let scaled = Reg::<Bf16x2>::from_f32(total.low_f32() * scales[0], total.high_f32() * scales[1]);
+        // -0 + +0 is +0; everything else is unchanged.
+        let bits = Var::new((scaled + Reg::from(Bf16x2(0))).to_bits());
+        let order = Var::new(order16_x2(bits.get()));
+        // Only NaN (0x7FFF here) has key 0xFFFF.
+        when(order.get().max_u16x2(0xFFFE_FFFEu32).ne(0xFFFE_FFFEu32), || {
+            for shift in [0u32, 16] {
+                let nan = ((order.get() >> shift) & 0xFFFF).eq(0xFFFF);
+                bits.set(nan.select::<u32>((bits.get() & !(0xFFFF << shift)) | (0xFFFEu32 << shift), bits.get()));
+                order.set(nan.select::<u32>((order.get() & !(0xFFFF << shift)) | (1u32 << shift), order.get()));
+            }
+        });
+        // Keys at or past the row's end: logit +0, no key.
+        let key = first_key + keys.first;
+        let mask =
+            key.lt(length).select::<u32>(0xFFFFu32, 0u32) | (key + 8).lt(length).select::<u32>(0xFFFF_0000u32, 0u32);
+        let bits = bits.get() & mask;
+        let order = order.get() & mask;
+
+        let element = row.mad_wide(rows.stride, rows.first) + first_key.to_u64();
+        let logits = self.p.logits.at64(element + keys.first.to_u64());
+        if count <= 2 {
+            // Two threads hold the same pair: each stores one key.
+            let second = (keys.quad & 1).ne(0);
+            let stores = if count == 1 { keys.quad.lt(2) } else { Pred::constant(true) };
+            let value = second.select::<u32>(bits >> 16, bits);
+            let offset = second.select::<u32>(16u32, 0u32);
+            when(stores, || logits.byte_at(offset.to_u64()).store(value));
+        } else {
+            when(owner, || {
+                logits.store(bits);
+                logits.offset(8).store(bits >> 16);
+            });
+        }
+        if let ScoreForm::Compact { .. } = self.shape.form {
+            let mut top = order;
+            for step in [4, 8, 16] {
+                top = top.max_u16x2(shuffle_xor(top, step));
+            }
+            // Keys 0..8 and 8..16 of the warp's sixteen: two adjacent tops.
+            let tops = self.p.tops.at64((element + (keys.first - keys.lane_row).to_u64()) >> 3).cast::<u32>();
+            when(owner & keys.lane_row.eq(0), || tops.store(top));
+        }
+    }
+}
+
+/// First element of an item's row 0, and elements from one row to the next.
+#[derive(Clone, Copy)]
+struct OutputRows {
+    first: Reg<u64>,
+    stride: Reg<u32>,
+}
+
+/// `accumulator = keys of the page . queries`, 4 k-steps of 32; returns when it is complete.
+fn multiply(accumulator: &Accumulator, page: Shared<u8>, queries: Reg<u64>) {
+    let keys = page.descriptor_k_major_128();
+    wgmma_fence();
+    for step in 0..(DIM / 32) as i32 {
+        let advance = 2 * step; // 32 bytes along K
+        accumulator.mma_e4m3(keys + advance, queries + advance, step > 0);
+    }
+    wgmma_commit();
+    wgmma_wait(0);
+}
+
+/// Which keys of a page and which chain of heads a consumer thread has.
+#[derive(Clone, Copy)]
+struct Keys {
+    /// The thread's chain, 0..4: its place in the quad.
+    quad: Reg<u32>,
+    /// Row of the warp's 8-row block, 0..8.
+    lane_row: Reg<u32>,
+    /// First of its two keys in the page; the other is 8 further on.
+    first: Reg<u32>,
+}
+
+impl Keys {
+    fn new(t: Thread) -> Keys {
+        let lane_row = t.lane >> 2;
+        Keys { quad: t.lane & 3, lane_row, first: (t.warp & 3) * 16 + lane_row }
+    }
+
+    /// The scales of this thread's two keys: word `key` of the page's last two 128-byte rows, swizzled as the copy
+    /// left them (row 64 as is, row 65 with its 16-byte chunks exchanged in pairs).
+    fn scales(self, page: Shared<u8>, form: ScaleForm) -> [Reg<f32>; 2] {
+        [0u32, 8].map(|offset| {
+            let key = self.first + offset;
+            let swizzle = (key >> 5) << 4;
+            let byte = (key << 2) ^ swizzle;
+            let at = page.byte_offset(fp8_page::SCALES.start as i32).byte_at(byte);
+            match form {
+                ScaleForm::Fp32 => at.cast::<f32>().load(),
+                ScaleForm::Ue8m0 => {
+                    let exponent = at.cast::<u32>().load() & 0xFF;
+                    // 2^(e - 127); byte 0 is the subnormal 2^-127.
+                    exponent.eq(0).select::<u32>(0x0040_0000u32, exponent << 23).bitcast()
+                }
+            }
+        })
+    }
+
+    /// The rows' totals `(chain 0 + chain 2) + (chain 1 + chain 3)`. Of up to four rows, thread `c` of the quad ends up
+    /// with row `c` (four or three rows), `c / 2` (two) or 0 (one).
+    fn reduce_quad(self, sums: &[Reg<Bf16x2>]) -> Reg<Bf16x2> {
+        let high = (self.quad & 2).ne(0);
+        let odd = (self.quad & 1).ne(0);
+        // Keeps `a` in the lanes where the bit is clear and `b` where it is set, adding what the partner sends.
+        let exchange = |bit: Pred, mask: u32, a: Reg<Bf16x2>, b: Reg<Bf16x2>| {
+            let (keep, send) = (bit.select::<Bf16x2>(b, a), bit.select::<Bf16x2>(a, b));
+            keep + shuffle_xor(send, mask)
+        };
+        let fold = |mask: u32, a: Reg<Bf16x2>| a + shuffle_xor(a, mask);
+        match *sums {
+            [a] => fold(1, fold(2, a)),
+            [a, b] => fold(1, exchange(high, 2, a, b)),
+            // After the first exchange the high lanes hold the later row of each pair; the second deals out the pairs.
+            [a, b, c] => exchange(odd, 1, exchange(high, 2, a, c), fold(2, b)),
+            [a, b, c, d] => exchange(odd, 1, exchange(high, 2, a, c), exchange(high, 2, b, d)),
+            _ => unreachable!("one to four rows"),
+        }
+    }
+}
+
+/// Head weights of a query slot.
+struct Weights {
+    /// In registers while they fit.
+    registers: Vec<[Reg<Bf16x2>; 8]>,
+    /// First word of this thread's chain in row 0.
+    base: Shared<u32>,
+}
+
+impl Weights {
+    /// Rows whose weights stay in registers for a whole item; beyond, they are read again for every page.
+    const ROWS_IN_REGISTERS: u32 = 4;
+
+    fn new(smem: Smem, slot: Reg<u32>, q: u32, keys: Keys) -> Weights {
+        let base = smem.weights.ptr().at(slot * (q * WEIGHT_ROW_WORDS) + keys.quad * (HEADS_U32 / 4));
+        let mut weights = Weights { registers: Vec::new(), base };
+        if q <= Self::ROWS_IN_REGISTERS {
+            weights.registers = (0..q).map(|row| weights.load(row)).collect();
+        }
+        weights
+    }
+
+    fn load(&self, row: u32) -> [Reg<Bf16x2>; 8] {
+        let at = self.base.offset((row * WEIGHT_ROW_WORDS) as i32);
+        let [a, b, c, d] = at.load_vec::<4>();
+        let [e, f, g, h] = at.offset(4).load_vec::<4>();
+        [a, b, c, d, e, f, g, h].map(Reg::<Bf16x2>::from_bits)
+    }
+
+    fn row(&self, row: u32) -> [Reg<Bf16x2>; 8] {
+        match self.registers.get(row as usize) {
+            Some(w) => *w,
+            None => self.load(row),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `IndexerSelect`: the exact top-k of every row as physical KV rows in ascending key order.
+//!
+//! ```text
+//! order: a key precedes another if its order16 is larger, or equal with a lower index
+//! out[row, 0..count) = table[request, id / page] * block_rows + id % page,  ids = first K keys of that order, ascending
+//! out[row, count..K) = -1,  count = min(max(end, 0), K)
+//! ```
+//!
+//! # Layout
+//! Logits and tops as score writes them ([`tp_scratch`](dsa_core::layout::tp_scratch)). Every top of the pages up to a
+//! row's end is present; keys past its end have logit +0 and count for nothing.
+//!
+//! # Algorithm
+//! Call the 8 keys of one top a vector. **The K keys lie in the K first vectors by (top descending, index ascending)**:
+//! were a selected key in a later vector, the K vectors before it would each hold a key (their top) that precedes it.
+//! So the tops bound the work exactly, whatever the ties, and no fallback is needed:
+//! 1. rows of at most K keys take all of them, without reading logits;
+//! 2. rows of at most K vectors take every vector; longer ones find the K-th vector by a radix select over the tops
+//!    (11 bits, then 5) and list the K vectors in index order;
+//! 3. each thread holds a run of the vectors in registers; a radix select over their keys gives the threshold and how
+//!    many keys equal to it are taken, an ordered scan gives every selected key its slot;
+//! 4. ids go through shared memory so that table reads and row stores are coalesced.
+//!
+//! # Decomposition
+//! One CTA per row; a thread owns consecutive tops and consecutive listed vectors, so thread order is key order.
+//!
+//! # Synchronisation
+//! CTA barriers only, each with what it orders. Row ends and the table are step metadata and may be read before the
+//! dependency wait; logits and tops after it. `hold` keeps the next kernel from starting early, for a consumer that reads
+//! the rows without waiting.
+//!
+//! # Bound
+//! Latency: about twelve barriers and four dependent rounds of loads; bytes are `tops` once, K vectors of logits, and the
+//! outputs.
+
+mod kernel;
+
+pub use kernel::{SelectArgs, SelectParams, build};
+
+use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP};
+use dsa_core::device::radix::BINS;
+use dsa_core::{IndexShape, ShapeError};
+
+use crate::cost::Cost;
+
+/// What a select kernel is specialised for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SelectShape {
+    q: u32,
+    topk: u32,
+    page: u32,
+    ids: bool,
+    hold: bool,
+    foreign: bool,
+}
+
+impl SelectShape {
+    /// `topk` keys per row, `q` rows per request, MLA pages of `page` tokens.
+    ///
+    /// # Errors
+    /// `q`, `topk` or `page` outside the supported limits.
+    pub fn new(q: usize, topk: usize, page: usize) -> Result<Self, ShapeError> {
+        IndexShape::new(0, q, topk, CONTEXT_MAX)?;
+        if !page.is_power_of_two() || page > CONTEXT_MAX {
+            return Err(ShapeError::PageNotPowerOfTwo { page });
+        }
+        Ok(SelectShape { q: q as u32, topk: topk as u32, page: page as u32, ids: false, hold: false, foreign: false })
+    }
+
+    /// Also writes the selected key indices.
+    pub fn with_ids(mut self, ids: bool) -> Self {
+        self.ids = ids;
+        self
+    }
+
+    /// Does not let the next kernel start before this one has ended.
+    pub fn with_hold(mut self, hold: bool) -> Self {
+        self.hold = hold;
+        self
+    }
+
+    /// For logits that this project's score did not write: any NaN pattern ranks lowest, -0 equals +0.
+    pub fn with_foreign_logits(mut self, foreign: bool) -> Self {
+        self.foreign = foreign;
+        self
+    }
+
+    /// Rows per request.
+    pub fn q(&self) -> u32 {
+        self.q
+    }
+
+    /// Keys per row.
+    pub fn topk(&self) -> u32 {
+        self.topk
+    }
+
+    /// Tokens per MLA page.
+    pub fn page(&self) -> u32 {
+        self.page
+    }
+
+    /// Whether ids are written.
+    pub fn ids(&self) -> bool {
+        self.ids
+    }
+
+    /// Entry name.
+    pub fn name(&self) -> String {
+        let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
+        format!(
+            "select_topk_q{}_k{}_page{}{}{}{}",
+            self.q,
+            self.topk,
+            self.page,
+            flag(self.ids, "ids"),
+            flag(self.hold, "hold"),
+            flag(self.foreign, "foreign")
+        )
+    }
+
+    /// Threads of a CTA.
+    pub fn threads(&self) -> u32 {
+        if (513..=2048).contains(&self.topk) { 1024 } else { 512 }
+    }
+
+    /// Vectors that a thread holds in registers.
+    pub(crate) fn vectors_per_thread(&self) -> u32 {
+        self.topk.div_ceil(self.threads())
+    }
+}
+
+/// Bytes of one step: tops and K vectors of each row that is selected from, row outputs, ids.
+///
+/// `lengths` are the clamped row lengths.
+pub fn cost(shape: &SelectShape, lengths: &[usize]) -> Cost {
+    let topk = shape.topk as usize;
+    let vector_bytes = 2 * KEYS_PER_TOP;
+    let hbm_bytes = lengths
+        .iter()
+        .map(|&len| {
+            let vectors = len.div_ceil(KEYS_PER_TOP);
+            let read = match (len <= topk, vectors <= topk) {
+                (true, _) => 0,
+                (_, true) => vectors * vector_bytes,
+                _ => vectors * 2 + topk * vector_bytes,
+            };
+            (read + topk * 4 * (1 + shape.ids as usize) + 4) as u64
+        })
+        .sum();
+    Cost { hbm_bytes, flops: 0 }
+}
+
+const _: () = assert!(BINS.is_multiple_of(1024));
