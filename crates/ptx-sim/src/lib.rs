@@ -1,3 +1,4 @@
 //! ptx-sim
 
 pub mod numeric;
+pub mod race;
