@@ -1,1 +1,38 @@
-//! gpu
+//! Devices, buffers, streams, events, graphs and launches, on CUDA or on the simulator.
+//!
+//! A [`Device`] is one or the other; code that uses it does not know which. Kernels come from the `ptx` crate and are
+//! compiled when they are [loaded](Device::load), never on the hot path: a [launch](Function::launch) allocates
+//! nothing and waits for nothing.
+//!
+//! - **No GPU, old driver, wrong architecture**: a typed [`Error`] that names what was found and what is needed. The
+//!   driver is looked up at run time, so the same binary runs with and without one.
+//! - **Interoperation**: the device's primary context is used, so handles and addresses of other libraries in the
+//!   process are valid here. [`Device::from_cuda`], [`Stream::from_cuda`] and [`Device::wrap_cuda`] take what an engine
+//!   already has.
+//! - **Threads**: every handle is `Send + Sync`; each driver call, drops included, first makes its own context current
+//!   on the calling thread. The thread's current context is left changed, as the bindings do.
+//! - **Faults**: an illegal access surfaces at a later call. Every call from then on reports that first fault, with the
+//!   kernel it suspects; dropping what belongs to the device stays safe.
+//!
+//! This is the only crate with `unsafe` code. Launching is safe Rust: device memory is outside the language's model,
+//! and what keeps a kernel inside its buffers is the kernel (and the simulator that checks it).
+
+mod buffer;
+mod cuda;
+mod device;
+mod error;
+mod function;
+mod graph;
+mod jit;
+mod stream;
+
+pub use buffer::{Buffer, View};
+pub use device::{Device, DeviceInfo, L2Promotion, Version};
+pub use error::Error;
+pub use function::{Function, LaunchConfig};
+pub use graph::{Graph, GraphInfo};
+pub use jit::JitReport;
+pub use stream::{Event, Stream};
+
+/// The bindings that [`Device::from_cuda`], [`Stream::from_cuda`] and [`Device::wrap_cuda`] interoperate with.
+pub use cudarc;

@@ -1,0 +1,15 @@
+//! The CUDA backend: raw driver calls, each on a bound context and each result checked.
+
+mod context;
+pub(crate) mod driver;
+mod graph;
+mod launch;
+mod memory;
+mod module;
+mod stream;
+
+pub(crate) use context::Context;
+pub(crate) use graph::{Capture, Graph};
+pub(crate) use launch::Launch;
+pub(crate) use module::{Attributes, Loaded};
+pub(crate) use stream::{Event, Stream};
