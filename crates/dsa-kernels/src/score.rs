@@ -21,7 +21,7 @@
 //! # Decomposition
 //! Persistent, one CTA per multiprocessor. The pages of all requests, in order, are cut into equal ranges, one per CTA,
 //! so each page is read once per step whatever the lengths. A producer warp copies pages into a ring of
-//! shared-memory stages; two consumer warpgroups take alternate pages: one m64 x (32 q) product, then the sums.
+//! shared-memory stages; two to four consumer warpgroups take pages in turn: one m64 x (32 q) product, then the sums.
 //!
 //! # Synchronisation
 //! `page_full[s]` (tensor copy -> consumers) and `page_empty[s]` (consumers' reads -> next copy) per stage;
@@ -107,6 +107,21 @@ impl ScoreShape {
         format!("score_keys_fp8_q{}_{form}_{scale}", self.q)
     }
 
+    /// Consumer warpgroups: as many as the registers of `q` rows allow, so that the products of some hide the sums of
+    /// others.
+    pub(crate) fn groups(&self) -> u32 {
+        match self.q {
+            1..=2 => 4,
+            3..=4 => 3,
+            _ => 2,
+        }
+    }
+
+    /// Threads of a CTA: the consumer warpgroups and the producer warp.
+    pub fn threads(&self) -> u32 {
+        128 * self.groups() + 32
+    }
+
     /// Every specialisation that a deployment can ask for at the given top-k values.
     pub fn all(topks: &[u32]) -> Vec<ScoreShape> {
         let forms = topks.iter().map(|&topk| ScoreForm::Compact { topk }).chain([ScoreForm::Pitched]);
@@ -119,9 +134,6 @@ impl ScoreShape {
             .collect()
     }
 }
-
-/// Threads of a CTA: two consumer warpgroups and the producer warp.
-pub const THREADS: u32 = 2 * 128 + 32;
 
 /// The tensor map of a paged FP8 index cache at `base`, one page per copy.
 ///
@@ -194,12 +206,19 @@ pub fn cost(shape: &ScoreShape, lengths: &[usize]) -> Cost {
 }
 
 /// Shared-memory stages of one page that fit beside the rest.
-pub(crate) fn stages(q: u32, target: Target) -> u32 {
+///
+/// A multiple of the consumer groups: then each stage has one consumer for good. Otherwise the group that takes a stage's
+/// next page could look at its barrier while the copy before is still under way (copies may land in any order), and a
+/// parity cannot tell a phase from the one two before it.
+pub(crate) fn stages(shape: &ScoreShape, target: Target) -> u32 {
+    let q = shape.q;
     let query = 2 * q * (HEADS * DIM) as u32;
     let weights = 2 * q * (HEADS * 4) as u32;
     let start = 4 * (REQUESTS_MAX as u32 + 1);
     let other = 1024 /* alignment */ + 1024 /* barriers, row ends, items */;
-    ((target.shared_bytes_max() - query - weights - start - other) / STAGE_BYTES).min(STAGES_MAX)
+    let fit = (target.shared_bytes_max() - query - weights - start - other) / STAGE_BYTES;
+    let stages = fit.min(STAGES_MAX);
+    stages - stages % shape.groups()
 }
 
 /// A stage is one page, padded to the 1024 bytes of the swizzle's period.

@@ -68,6 +68,12 @@ impl Mbarrier {
         emit(Op::MbarArriveExpectTx { addr: self.operand(), bytes: bytes.into().operand() });
     }
 
+    /// Announces `bytes` of asynchronous copies for this phase; somebody arrives later.
+    #[track_caller]
+    pub fn expect(self, bytes: impl Into<Reg<u32>>) {
+        emit(Op::MbarExpectTx { addr: self.operand(), bytes: bytes.into().operand() });
+    }
+
     /// Whether the phase of the given parity has completed (may suspend for a while).
     #[track_caller]
     pub fn try_wait(self, parity: impl Into<Reg<u32>>) -> Pred {

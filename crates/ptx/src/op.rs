@@ -497,6 +497,8 @@ pub enum Op {
     MbarArrive { addr: Address, count: u32 },
     /// Arrives once and adds `bytes` to the expected transactions of the phase.
     MbarArriveExpectTx { addr: Address, bytes: Operand },
+    /// Adds `bytes` to the expected transactions of the phase without arriving.
+    MbarExpectTx { addr: Address, bytes: Operand },
     /// `dst` = whether the phase of the given parity has completed; may suspend the thread for a while.
     MbarTryWait { dst: RegId, addr: Address, parity: Operand },
     /// As `MbarTryWait` without suspending.

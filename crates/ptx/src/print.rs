@@ -361,6 +361,9 @@ impl Printer<'_> {
                 addr_text(addr),
                 raw(*bytes)
             ),
+            Op::MbarExpectTx { addr, bytes } => {
+                line!(self, "    mbarrier.expect_tx.relaxed.cta.shared::cta.b64 {}, {};", addr_text(addr), raw(*bytes));
+            }
             Op::MbarTryWait { dst, addr, parity } => line!(
                 self,
                 "    mbarrier.try_wait.parity.shared::cta.b64 {}, {}, {};",

@@ -243,7 +243,7 @@ impl Op {
             Op::BarWarp { .. } => {}
             Op::BarSync { id, .. } | Op::BarArrive { id, .. } => uses!(B32, *id),
             Op::MbarInit { addr, .. } | Op::MbarInval { addr } | Op::MbarArrive { addr, .. } => uses!(B32, at(addr)),
-            Op::MbarArriveExpectTx { addr, bytes } => uses!(B32, at(addr), *bytes),
+            Op::MbarArriveExpectTx { addr, bytes } | Op::MbarExpectTx { addr, bytes } => uses!(B32, at(addr), *bytes),
             Op::MbarTryWait { dst, addr, parity } | Op::MbarTestWait { dst, addr, parity } => {
                 def!(Pred, *dst);
                 uses!(B32, at(addr), *parity);

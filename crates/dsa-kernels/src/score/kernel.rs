@@ -7,7 +7,7 @@ use dsa_core::layout::fp8_page::{self, ScaleForm};
 use ptx::*;
 
 use super::schedule::{Item, Schedule, Walk};
-use super::{STAGE_BYTES, ScoreForm, ScoreShape, THREADS, stages};
+use super::{STAGE_BYTES, ScoreForm, ScoreShape, stages};
 use crate::rows::{TILE_SHIFT, clamp_length};
 
 kernel_args! {
@@ -39,9 +39,6 @@ kernel_args! {
     }
 }
 
-const CONSUMER_GROUPS: u32 = 2;
-const CONSUMER_THREADS: u32 = 128 * CONSUMER_GROUPS;
-const PRODUCER_WARP: u32 = 4 * CONSUMER_GROUPS;
 const QUERY_SLOTS: u32 = 2;
 const HEADS_U32: u32 = HEADS as u32;
 const QUERY_ROW_BYTES: u32 = (HEADS * DIM) as u32;
@@ -77,6 +74,28 @@ impl Smem {
     }
 }
 
+/// Pages whose copies are issued before an item's weights have arrived.
+const EARLY_PAGES: u32 = 8;
+
+/// Metadata of an item, read ahead.
+#[derive(Clone, Copy)]
+struct Ahead {
+    request: Var<u32>,
+    page: Var<u32>,
+    pages: Var<u32>,
+    /// Lane i: the row end of row i, as it is in memory.
+    length: Var<u32>,
+    /// Lane i: the block id of page i.
+    id: Var<u32>,
+}
+
+impl Ahead {
+    fn new() -> Ahead {
+        let zero = || Var::new(0u32);
+        Ahead { request: zero(), page: zero(), pages: zero(), length: zero(), id: zero() }
+    }
+}
+
 /// A position in a ring of mbarrier-guarded slots.
 #[derive(Clone, Copy)]
 struct Ring {
@@ -103,7 +122,7 @@ impl Ring {
 /// # Errors
 /// Only if the builder's verifier refuses the result, which is a defect here.
 pub fn build(shape: &ScoreShape, target: Target) -> Result<Kernel<ScoreArgs>, VerifyError> {
-    let bounds = LaunchBounds::threads(THREADS);
+    let bounds = LaunchBounds::threads(shape.threads());
     let shape = *shape;
     ptx::build::<ScoreArgs>(&shape.name(), target, bounds, |p| Score { shape, p }.emit())
 }
@@ -116,23 +135,24 @@ struct Score {
 impl Score {
     fn emit(&self) {
         let q = self.shape.q;
-        let stages = stages(q, target());
+        let stages = stages(&self.shape, target());
         let smem = Smem::new(q, stages);
         let t = Thread::current();
-        when(t.index.eq(0), || {
-            for i in 0..stages {
-                smem.page_full.at(i).init(1);
-                smem.page_empty.at(i).init(4); // one arrival per consuming warp
-            }
-            for i in 0..QUERY_SLOTS {
-                smem.query_full.at(i).init(1);
-                smem.query_empty.at(i).init(CONSUMER_THREADS / 32);
-            }
+        let producer_warp = 4 * self.shape.groups();
+        when(t.warp.eq(producer_warp), || {
+            when(t.lane.lt(stages), || {
+                smem.page_full.at(t.lane).init(1);
+                smem.page_empty.at(t.lane).init(4); // one arrival per consuming warp
+            });
+            when(t.lane.lt(QUERY_SLOTS), || {
+                smem.query_full.at(t.lane).init(1);
+                smem.query_empty.at(t.lane).init(producer_warp);
+            });
             fence_mbarrier_init();
-        });
-        when(t.warp.eq(PRODUCER_WARP) & t.lane.eq(0), || {
-            prefetch_tensor_map(self.p.keys);
-            prefetch_tensor_map(self.p.queries);
+            when(t.lane.eq(0), || {
+                prefetch_tensor_map(self.p.keys);
+                prefetch_tensor_map(self.p.queries);
+            });
         });
         let requests = self.p.rows / q;
         let topk = match self.shape.form {
@@ -141,15 +161,13 @@ impl Score {
         };
         // Its barriers also publish the initialised mbarriers.
         let schedule = Schedule::compute(&self.p, requests, q, topk, t);
-        let pages = schedule.pages();
-        let share = |cta: Reg<u32>| (pages.to_u64() * cta.to_u64() / special(Special::NctaidX).to_u64()).low();
-        let cta = cta_index();
-        let walk = schedule.walk(share(cta), share(cta + 1), t);
-        // ORDER: from here on the kernel reads what its predecessors wrote and overwrites what they read.
-        wait_for_dependencies();
-        launch_dependents();
+        // Equal shares; the first CTAs take the remainder.
+        let (pages, cta, ctas) = (schedule.pages(), cta_index(), special(Special::NctaidX));
+        let (share, rest) = (pages / ctas, pages % ctas);
+        let first = cta.mad(share, cta.min(rest));
+        let walk = schedule.walk(first, first + share + cta.lt(rest).as_u32(), t);
         when_else(
-            t.warp.eq(PRODUCER_WARP),
+            t.warp.eq(producer_warp),
             || self.produce(smem, stages, walk, t),
             || self.consume(smem, stages, schedule, walk, t),
         );
@@ -169,52 +187,62 @@ impl Score {
         let ring = Ring::new(stages, 0u32);
         let slots = Ring::new(QUERY_SLOTS, 0u32);
         let policy = Policy::evict_first();
+        // Step metadata of the next item, read one item ahead so that its latency hides behind the current pages:
+        // lane i has row i's length and page id i.
+        let ahead = Ahead::new();
+        let look_ahead = || {
+            when_else(
+                walk.more(),
+                || {
+                    let item = walk.next();
+                    let row = item.request.mad(q, t.lane.min(q - 1));
+                    ahead.length.set(p.row_ends.at(row).load_as(LoadMode::STREAM).as_u32());
+                    ahead.request.set(item.request);
+                    ahead.page.set(item.page);
+                    ahead.pages.set(item.pages);
+                    when(t.lane.lt(item.pages), || {
+                        let table = p.table.at64(item.request.mul_wide(p.table_stride));
+                        // The second page of a last tile may lie past what the table holds.
+                        let last = ((p.length_max + (PAGE as u32 - 1)) >> PAGE.trailing_zeros()) - 1;
+                        let column = (item.page + t.lane).min(last);
+                        ahead.id.set(table.at(column).load_as(LoadMode::STREAM).as_u32());
+                    });
+                },
+                || ahead.pages.set(0u32),
+            );
+        };
+        look_ahead();
+        // ORDER: from here on the kernel reads what its predecessors wrote.
+        wait_for_dependencies();
+        launch_dependents();
         while_(
-            || walk.more(),
+            || ahead.pages.get().ne(0),
             || {
-                let item = walk.next();
+                let item = Item { request: ahead.request.get(), page: ahead.page.get(), pages: ahead.pages.get() };
+                let length = clamp_length(ahead.length.get().as_i32(), p.length_max);
+                let first_ids = ahead.id.get();
+                let pages = self.live_pages(item, redux(Redux::MaxU32, length));
                 let first_row = item.request * q;
-                // Lane h holds head h's weight of each row, lane i row i's length.
+                // Lane h holds head h's weight of each row.
                 let weights: Vec<Reg<u32>> = (0..q)
                     .map(|row| {
                         let at = p.weights.at64((first_row + row).mul_wide(HEADS_U32) + t.lane.to_u64());
                         at.load_as(LoadMode::NO_ALLOCATE)
                     })
                     .collect();
-                let row = first_row + t.lane.min(q - 1);
-                let length = clamp_length(p.row_ends.at(row).load_as(LoadMode::STREAM), p.length_max);
-                let longest = redux(Redux::MaxU32, length);
-                let pages = self.live_pages(item, longest);
-                let table = p.table.at64(item.request.mul_wide(p.table_stride));
+                look_ahead();
 
                 let slot = slots.slot.get();
                 smem.query_empty.at(slot).wait(slots.parity.get() ^ 1);
-                when(t.lane.lt(q), || smem.row_lengths.at(slot * 8 + t.lane).store(length));
-                for (row, weight) in weights.iter().enumerate() {
-                    // Chain c = h % 4 in order s = h / 4, the BF16 in both halves.
-                    let chain_word = (t.lane & 3) * (HEADS_U32 / 4) + (t.lane >> 2);
-                    let word = slot * (q * WEIGHT_ROW_WORDS) + row as u32 * WEIGHT_ROW_WORDS + chain_word;
-                    smem.weights.at(word).store(weight.permute(0, 0x1010u32));
-                }
-                sync_warp(); // ORDER: the lanes' stores, before lane 0's arrival publishes them.
+                let full = smem.query_full.at(slot);
                 when(t.lane.eq(0), || {
-                    let full = smem.query_full.at(slot);
-                    full.arrive_expect(q * QUERY_ROW_BYTES);
+                    full.expect(q * QUERY_ROW_BYTES);
                     let dst = smem.queries.at(slot * (q * QUERY_ROW_BYTES));
                     let zero = Reg::<u32>::from(0);
                     copy_tensor(dst, p.queries, &[zero, zero, zero, zero, first_row], full, None);
                 });
-                slots.advance(1);
-
-                // Page ids, 32 at a time, one per lane.
-                for_range(0u32, pages, 32u32, |base| {
-                    let mine = Var::new(0u32);
-                    let column = base + t.lane;
-                    when(column.lt(pages), || {
-                        mine.set(table.at(item.page + column).load_as(LoadMode::STREAM).as_u32());
-                    });
-                    let ids = mine.get();
-                    for_range(0u32, (pages - base).min(32u32), 1u32, |i| {
+                let copy_pages = |ids: Reg<u32>, count: Reg<u32>| {
+                    for_range(0u32, count, 1u32, |i| {
                         let id = broadcast(ids, i);
                         let stage = ring.slot.get();
                         smem.page_empty.at(stage).wait(ring.parity.get() ^ 1);
@@ -232,16 +260,45 @@ impl Score {
                         });
                         ring.advance(1);
                     });
+                };
+                // The consumers can do nothing with pages before the weights are there, but the ring has room for these.
+                let early = pages.min(EARLY_PAGES.min(stages));
+                copy_pages(first_ids, early);
+                when(t.lane.lt(q), || smem.row_lengths.at(slot * 8 + t.lane).store(length));
+                for (row, weight) in weights.iter().enumerate() {
+                    // Chain c = h % 4 in order s = h / 4, the BF16 in both halves.
+                    let chain_word = (t.lane & 3) * (HEADS_U32 / 4) + (t.lane >> 2);
+                    let word = slot * (q * WEIGHT_ROW_WORDS) + row as u32 * WEIGHT_ROW_WORDS + chain_word;
+                    smem.weights.at(word).store(weight.permute(0, 0x1010u32));
+                }
+                sync_warp(); // ORDER: the lanes' stores, before lane 0's arrival publishes them.
+                when(t.lane.eq(0), || full.arrive());
+                slots.advance(1);
+
+                let rest = shuffle(Shuffle::Idx, first_ids, (t.lane + early) & 31);
+                copy_pages(rest, pages.min(32u32) - early);
+                // Page ids of long items, 32 at a time, one per lane.
+                let table = p.table.at64(item.request.mul_wide(p.table_stride));
+                for_range(32u32, pages, 32u32, |base| {
+                    let mine = Var::new(0u32);
+                    let column = base + t.lane;
+                    when(column.lt(pages), || {
+                        mine.set(table.at(item.page + column).load_as(LoadMode::STREAM).as_u32());
+                    });
+                    copy_pages(mine.get(), (pages - base).min(32u32));
                 });
             },
         );
         // Nothing may be in flight when the CTA ends: the consumers wait for every copy issued here.
     }
 
-    /// A consumer warpgroup: every second page of the range.
+    /// A consumer warpgroup: one of every `groups` pages of the range.
     fn consume(&self, smem: Smem, stages: u32, schedule: Schedule, walk: Walk, t: Thread) {
         let q = self.shape.q;
-        let group = t.warp >> 2;
+        let (group, groups) = (t.warp >> 2, self.shape.groups());
+        // ORDER: the scratch written below may still be read by the predecessors.
+        wait_for_dependencies();
+        launch_dependents();
         let slots = Ring::new(QUERY_SLOTS, 0u32);
         let ring = Ring::new(stages, group);
         // Pages until this group's next one.
@@ -274,8 +331,8 @@ impl Score {
                         when(t.lane.eq(0), || smem.page_empty.at(stage).arrive());
                         let first_key = (item.page + next.get()) << PAGE.trailing_zeros();
                         self.epilogue(&accumulator, &weights, lengths, rows, scales, first_key, keys);
-                        ring.advance(CONSUMER_GROUPS);
-                        next.add(CONSUMER_GROUPS);
+                        ring.advance(groups);
+                        next.add(groups);
                     },
                 );
                 // Counted from the next item's first page.
