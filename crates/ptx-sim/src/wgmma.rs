@@ -245,7 +245,7 @@ mod tests {
         DESCRIPTOR_K_MAJOR_128 | u64::from(address >> 4)
     }
 
-    /// A byte for row `r`, byte `k` of a 128-byte row that no other place has within 256 rows x 128 bytes in both hashes.
+    /// A byte of row `r`, unlike its neighbours'. Never the code of an E4M3 NaN.
     fn byte(r: usize, k: usize) -> u8 {
         ((r * 131 + k * 7) % 113) as u8
     }
@@ -374,12 +374,12 @@ mod tests {
                 }
             }
             tile.accumulate(input, &a, &b);
-            for row in 0..M {
-                for column in 0..24 {
+            for (row, a) in a.iter().enumerate() {
+                for (column, b) in b.iter().enumerate() {
                     let acc = old(row, column);
                     let expected = match input {
-                        MmaInput::E4m3 => dot_e4m3_k32(&a[row], &b[column], acc),
-                        MmaInput::Bf16 => dot_bf16_k16(&bf16_row(&a[row]), &bf16_row(&b[column]), acc),
+                        MmaInput::E4m3 => dot_e4m3_k32(a, b, acc),
+                        MmaInput::Bf16 => dot_bf16_k16(&bf16_row(a), &bf16_row(b), acc),
                     };
                     assert_eq!(tile.get(row, column).to_bits(), expected.to_bits());
                 }

@@ -13,13 +13,14 @@
 //! | an acquire, or a wait, by one lane counts for its warp | may miss a race |
 //! | past 32 concurrent readers of 4 bytes, readers of one launch are told apart from other launches only | may miss a race |
 //! | a strong access replaces earlier accesses that happened before it | may miss a race |
-//! | a byte's later accesses are checked although it raced strongly before | none |
-//!
+//! //!
 //! It never reports accesses that are ordered. Where a kernel relies on lanes of a warp running in step, that is a race.
 
 mod agents;
 mod shadow;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod vector_clock;
 
 pub use agents::{ASYNC_SLOTS, Actor, AgentId, AgentSet, CtaAgents, LaunchAgents};

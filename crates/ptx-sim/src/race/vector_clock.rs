@@ -537,7 +537,7 @@ mod tests {
             assert!(clocks[i].seen.sparse.is_sorted());
             for j in 0..80 {
                 assert!(clocks[i].is_after(clocks[j].agent(), 1, 4, 0));
-                assert_eq!(clocks[i].is_after(clocks[j].agent(), 2, 4, 0), false);
+                assert!(!clocks[i].is_after(clocks[j].agent(), 2, 4, 0));
             }
         }
     }
