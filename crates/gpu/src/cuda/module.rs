@@ -207,3 +207,50 @@ fn version_line(text: &str) -> String {
     let version = text.lines().find_map(|l| l.trim().strip_prefix(".version"));
     version.map_or("without .version", str::trim).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> Option<Error> {
+        let context = match Context::primary(0) {
+            Ok(context) => context,
+            Err(error) if error.is_unavailable() => {
+                eprintln!("SKIPPED: no CUDA device ({error})");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        Some(context.load_text("k", text, 0).map(|_| ()).expect_err("the text is not acceptable"))
+    }
+
+    const BODY: &str = ".target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n";
+
+    #[test]
+    fn a_ptx_version_from_the_future_is_refused_with_both_versions() {
+        match refusal(&format!(".version 9.9\n{BODY}")) {
+            Some(Error::PtxRefused { kernel, ptx_version, driver, reason, .. }) => {
+                assert_eq!((kernel.as_str(), ptx_version.as_str()), ("k", "9.9"));
+                assert!(driver >= driver::DRIVER_NEEDED);
+                assert!(reason.contains("UNSUPPORTED_PTX_VERSION"), "{reason}");
+            }
+            Some(other) => panic!("{other}"),
+            None => {}
+        }
+    }
+
+    #[test]
+    fn a_syntax_error_is_refused_with_the_assembler_log() {
+        match refusal(&format!(".version 8.4\n{}", BODY.replace("ret;", "frobnicate;"))) {
+            Some(Error::PtxRefused { log, .. }) => assert!(log.contains("frobnicate"), "{log}"),
+            Some(other) => panic!("{other}"),
+            None => {}
+        }
+    }
+
+    #[test]
+    fn the_version_line_is_found() {
+        assert_eq!(version_line("// x\n.version 8.4\n.target sm_90a\n"), "8.4");
+        assert_eq!(version_line(""), "without .version");
+    }
+}

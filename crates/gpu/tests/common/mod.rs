@@ -4,7 +4,7 @@
 use gpu::{Device, Error};
 use ptx::*;
 
-/// Runs `test` on every device there is: the simulator, and CUDA device 0 if it can be used.
+/// Runs `test` on every device there is: CUDA device 0 if it can be used.
 pub fn on_every_device(test: impl Fn(&Device)) {
     if let Some(device) = cuda() {
         test(&device);
