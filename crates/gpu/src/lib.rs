@@ -36,3 +36,21 @@ pub use stream::{Event, Stream};
 
 /// The bindings that [`Device::from_cuda`], [`Stream::from_cuda`] and [`Device::wrap_cuda`] interoperate with.
 pub use cudarc;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_handle_crosses_threads() {
+        fn check<T: Send + Sync>() {}
+        check::<Device>();
+        check::<Stream>();
+        check::<Event>();
+        check::<Buffer<u32>>();
+        check::<View<'static, u32>>();
+        check::<Function<()>>();
+        check::<Graph>();
+        check::<Error>();
+    }
+}

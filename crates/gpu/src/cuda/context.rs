@@ -108,8 +108,11 @@ impl Context {
         self.utility.0
     }
 
-    /// Makes the context current on the calling thread, as every driver call needs.
+    /// Makes the context current on the calling thread, as every driver call needs. A lost context refuses.
     pub(super) fn bind(&self) -> Result<(), Error> {
+        if let Some(first) = self.fault.get() {
+            return Err(first.clone());
+        }
         // SAFETY: `owner` keeps the context alive.
         self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.owner.cu_ctx()) })
     }
@@ -209,7 +212,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // After a fault every call fails, and there is nobody to tell: results are dropped on purpose.
+        // A lost context keeps nothing to release, and a failure has nobody to tell: results are dropped on purpose.
         if self.bind().is_err() {
             return;
         }
