@@ -40,3 +40,38 @@ pub fn max_half(keys: Reg<u32>) -> Reg<u32> {
 pub fn half(keys: Reg<u32>, e: u32) -> Reg<u32> {
     if e == 0 { keys & 0xFFFF } else { keys >> 16 }
 }
+
+/// Both halves set to `value` (below 2^16).
+#[track_caller]
+pub fn both_halves(value: Reg<u32>) -> Reg<u32> {
+    value.permute(0, 0x1010u32)
+}
+
+/// Eight packed keys, in order: element `2 w + h` is half `h` of word `w`.
+pub type Keys8 = [Reg<u32>; 4];
+
+/// Bit `i` of the result: key `i` is greater than the threshold, given in both halves.
+#[track_caller]
+pub fn above_mask(keys: Keys8, threshold: Reg<u32>) -> Reg<u32> {
+    gather_bits(keys.map(|k| (k.max_u16x2(threshold) ^ threshold).min_u16x2(0x0001_0001u32)))
+}
+
+/// Bit `i` of the result: `(key i ^ value) & mask` is 0; `value` and `mask` are given in both halves.
+#[track_caller]
+pub fn matching_mask(keys: Keys8, value: Reg<u32>, mask: u32) -> Reg<u32> {
+    let differs = keys.map(|k| k.lop3(value, mask, (0xF0 ^ 0xCC) & 0xAA).min_u16x2(0x0001_0001u32));
+    gather_bits(differs) ^ 0xFF
+}
+
+/// Bits 0 and 16 of the four words to bits 0..8 in element order.
+#[track_caller]
+fn gather_bits([a, b, c, d]: [Reg<u32>; 4]) -> Reg<u32> {
+    let spread = b.mad(4, a) + d.mad(4, c) * 16; // even elements at bits 0, 2, .., odd ones 16 higher
+    (spread | (spread >> 15)) & 0xFF
+}
+
+/// Index of the lowest set bit.
+#[track_caller]
+pub fn lowest_bit(mask: Reg<u32>) -> Reg<u32> {
+    mask.reverse_bits().clz()
+}

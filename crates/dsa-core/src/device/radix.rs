@@ -1,9 +1,9 @@
 //! Radix selection over 16-bit keys: an 11-bit histogram, then the low 5 bits of the keys in the threshold's bin.
 
-use ptx::{Atomic, Reg, Scope, Sem, Shared, SharedArray, Shuffle, Var, ballot, broadcast, shuffle};
+use ptx::{Atomic, Redux, Reg, Scope, Sem, Shared, SharedArray, Shuffle, Var, ballot, broadcast, redux, shuffle};
 use ptx::{sync_threads, when};
 
-use super::scan::{Thread, block_exclusive, warp_inclusive};
+use super::scan::{Thread, warp_inclusive};
 
 /// Bins of the first digit (the key's upper 11 bits).
 pub const BINS: u32 = 2048;
@@ -27,81 +27,75 @@ pub struct Crossing {
     pub above: Reg<u32>,
 }
 
-/// Shared words that [`find_topdown`] needs.
-#[derive(Clone, Copy)]
-pub struct TopdownScratch {
-    warps: SharedArray<u32>,
-    found: SharedArray<u32>,
-}
-
-impl TopdownScratch {
-    /// Reserves them in the shared layout.
-    pub fn new(warps: u32) -> Self {
-        TopdownScratch {
-            warps: SharedArray::new("topdown_warps", warps),
-            found: SharedArray::aligned("topdown_found", 2, 8),
-        }
-    }
-}
-
 /// The bin of `hist` at which the counts summed from the highest bin down reach `need` (1 <= need <= the total).
 ///
-/// All threads call it after a barrier that orders their counting; it contains two barriers, after which `scratch` may
-/// not be reused before another one.
+/// All threads call it after a barrier that orders their counting. It contains one barrier; every warp then finds the
+/// bin for itself, from the sums of the groups of bins (one group a warp) and the bins of the group that crosses.
+/// `group_sums` holds one word per warp and may be reused after the next barrier.
 #[track_caller]
-pub fn find_topdown(hist: SharedArray<u32>, need: impl Into<Reg<u32>>, scratch: TopdownScratch, t: Thread) -> Crossing {
+pub fn find_topdown(
+    hist: SharedArray<u32>,
+    need: impl Into<Reg<u32>>,
+    group_sums: SharedArray<u32>,
+    t: Thread,
+) -> Crossing {
     let need = need.into();
-    let bins = hist.len();
-    // Thread 0 holds the highest bins. A vector load gives up to four adjacent bins, highest last.
-    let per_thread = bins.div_ceil(t.threads);
-    assert!(per_thread.is_power_of_two() && per_thread <= 4 && bins.is_multiple_of(per_thread), "{bins} bins");
-    let counts: Vec<Var<u32>> = (0..per_thread).map(|_| Var::new(0u32)).collect();
-    let first = Reg::<u32>::from(bins - per_thread) - t.index * per_thread;
-    let load = || {
-        let at = hist.ptr().at(first);
-        match per_thread {
-            1 => counts[0].set(at.load()),
-            2 => at.load_vec::<2>().into_iter().zip(&counts).for_each(|(v, c)| c.set(v)),
-            _ => at.load_vec::<4>().into_iter().zip(&counts).for_each(|(v, c)| c.set(v)),
+    let per_lane = hist.len() / t.threads;
+    assert!(matches!(per_lane, 1 | 2 | 4) && per_lane * t.threads == hist.len(), "{} bins", hist.len());
+    assert!(group_sums.len() >= t.warps());
+    let load = |lane: Reg<u32>, group: Reg<u32>| -> Vec<Reg<u32>> {
+        let at = hist.ptr().at((group * 32 + lane) * per_lane);
+        match per_lane {
+            1 => vec![at.load()],
+            2 => at.load_vec::<2>().to_vec(),
+            _ => at.load_vec::<4>().to_vec(),
         }
     };
-    if per_thread * t.threads == bins {
-        load()
+    let sum = |bins: &[Reg<u32>]| bins.iter().skip(1).fold(bins[0], |a, b| a + *b);
+    let own = redux(Redux::AddU32, sum(&load(t.lane, t.warp)));
+    when(t.lane.eq(0), || group_sums.at(t.warp).store(own));
+    sync_threads(); // ORDER: the groups' sums, before every warp reads them.
+
+    // The highest group first: lane l has group warps - 1 - l.
+    let from_top = Reg::<u32>::from(31) - t.lane;
+    let group_sum = Var::new(0u32);
+    if t.warps() == 32 {
+        group_sum.set(group_sums.at(from_top).load());
     } else {
-        when(t.index.lt(bins / per_thread), load)
+        let group = Reg::<u32>::from(t.warps() - 1) - t.lane;
+        when(t.lane.lt(t.warps()), || group_sum.set(group_sums.at(group).load()));
     }
-    let counts: Vec<Reg<u32>> = counts.iter().map(|c| c.get()).collect();
-    let sum = counts.iter().skip(1).fold(counts[0], |a, b| a + *b);
-    let (before, _) = block_exclusive(sum, scratch.warps, t);
-    when(before.lt(need) & (before + sum).ge(need), || {
-        let bin = Var::new(first);
-        let above = Var::new(before);
-        // From the top bin of this thread down; the crossing is in the last one that the sum above does not reach.
-        let mut sum_above = before;
-        for i in (0..per_thread).rev() {
-            let through = sum_above + counts[i as usize];
-            let here = sum_above.lt(need) & through.ge(need);
-            bin.set(here.select::<u32>(first + i, bin.get()));
-            above.set(here.select::<u32>(sum_above, above.get()));
-            sum_above = through;
-        }
-        scratch.found.ptr().store_vec([bin.get(), above.get()]);
-    });
-    sync_threads(); // ORDER: the finder's two words, before every thread reads them.
-    let [bin, above] = scratch.found.ptr().load_vec::<2>();
-    Crossing { bin, above }
+    let (lane, above_group) = first_reaching(group_sum.get(), need, t.lane);
+    let group = Reg::<u32>::from(t.warps() - 1) - lane;
+    let bins = load(from_top, group);
+    let (lane, above_lane) = first_reaching(sum(&bins), need - above_group, t.lane);
+    let above = above_group + above_lane;
+    // From the lane's top bin down; the crossing is the last bin whose sum above does not reach the target.
+    let first = (group * 32 + (Reg::<u32>::from(31) - lane)) * per_lane;
+    let (mut bin, mut above_bin) = (first, above);
+    let mut through = above;
+    for i in (0..per_lane).rev() {
+        let here = through.lt(need);
+        bin = here.select::<u32>(first + i, bin);
+        above_bin = here.select::<u32>(through, above_bin);
+        through = through + broadcast(bins[i as usize], lane);
+    }
+    Crossing { bin, above: above_bin }
+}
+
+/// The first lane at which the inclusive sum of `value` over the lanes reaches `need`, and the sum before that lane.
+#[track_caller]
+fn first_reaching(value: Reg<u32>, need: Reg<u32>, lane: Reg<u32>) -> (Reg<u32>, Reg<u32>) {
+    let inclusive = warp_inclusive(value, lane);
+    let first = ballot(inclusive.ge(need)).reverse_bits().clz();
+    (first, broadcast(inclusive - value, first))
 }
 
 /// As [`find_topdown`] over 32 bins, by every warp for itself and without a barrier: lane `b` holds bin `b`'s count.
 #[track_caller]
 pub fn find_low_digit(count: Reg<u32>, need: impl Into<Reg<u32>>, t: Thread) -> Crossing {
-    let need = need.into();
     // Reversed so that the running sum comes from the top bin down.
     let reversed = shuffle(Shuffle::Idx, count, Reg::<u32>::from(31) - t.lane);
-    let inclusive = warp_inclusive(reversed, t.lane);
-    let reached = ballot(inclusive.ge(need));
-    // First lane that reaches the target.
-    let first = reached.reverse_bits().clz();
-    let above = broadcast(inclusive - reversed, first);
-    Crossing { bin: Reg::<u32>::from(31) - first, above }
+    let (lane, above) = first_reaching(reversed, need.into(), t.lane);
+    Crossing { bin: Reg::<u32>::from(31) - lane, above }
 }

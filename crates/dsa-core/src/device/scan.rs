@@ -1,7 +1,7 @@
 //! Prefix sums over the lanes of a warp and the threads of a CTA.
 
 use ptx::{Redux, redux, warp_index, when};
-use ptx::{Reg, Shared, SharedArray, Shuffle, Var, broadcast, lane_index, shuffle, sync_threads, thread_index};
+use ptx::{Reg, Shared, SharedArray, Shuffle, Var, lane_index, shuffle, sync_threads, thread_index};
 
 /// Who a thread is, read once.
 #[derive(Clone, Copy)]
@@ -61,9 +61,8 @@ pub fn warp_prefix(totals: SharedArray<u32>, t: Thread) -> (Reg<u32>, Reg<u32>) 
     } else {
         when(t.lane.lt(t.warps()), || mine.set(totals.at(t.lane).load()));
     }
-    let inclusive = warp_inclusive(mine.get(), t.lane);
-    let total = broadcast(inclusive, 31);
-    let before = broadcast(inclusive - mine.get(), t.warp);
+    let total = redux(Redux::AddU32, mine.get());
+    let before = redux(Redux::AddU32, t.lane.lt(t.warp).select::<u32>(mine.get(), 0u32));
     (before, total)
 }
 

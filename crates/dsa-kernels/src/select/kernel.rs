@@ -1,8 +1,8 @@
 //! The device code of [`select`](super).
 
 use dsa_core::consts::{KEYS_PER_TOP, PAGE, TILE, TOPK_MAX};
-use dsa_core::device::keys::{foreign_keys, half, order16_x2};
-use dsa_core::device::radix::{BINS, LOW_BINS, LOW_BITS, TopdownScratch, count, find_low_digit, find_topdown};
+use dsa_core::device::keys::{Keys8, above_mask, both_halves, foreign_keys, lowest_bit, matching_mask, order16_x2};
+use dsa_core::device::radix::{BINS, Crossing, LOW_BINS, LOW_BITS, count, find_low_digit, find_topdown};
 use dsa_core::device::scan::{Thread, block_exclusive, block_sum, fill};
 use ptx::*;
 
@@ -54,7 +54,7 @@ struct Smem {
     key_low: SharedArray<u32>,
     /// Listed vectors in index order, later the selected ids.
     list: SharedArray<u32>,
-    topdown: TopdownScratch,
+    group_sums: SharedArray<u32>,
     scan_a: SharedArray<u32>,
     scan_b: SharedArray<u32>,
 }
@@ -68,7 +68,7 @@ impl Smem {
             top_low: SharedArray::aligned("top_low", LOW_BINS, 16),
             key_low: SharedArray::aligned("key_low", LOW_BINS, 16),
             list: SharedArray::aligned("list", shape.topk, 16),
-            topdown: TopdownScratch::new(warps),
+            group_sums: SharedArray::new("group_sums", warps),
             scan_a: SharedArray::new("scan_a", warps),
             scan_b: SharedArray::new("scan_b", warps),
         }
@@ -153,49 +153,39 @@ impl Select {
     fn list_vectors(&self, first: Reg<u64>, vectors: Reg<u32>) -> Reg<u32> {
         let Select { shape, p, smem, t } = self;
         let tops = Tops::new(p.tops.at64(first >> KEYS.trailing_zeros()), vectors, *t);
-        tops.for_each(true, |top, _| when(top.ne(0), || count(smem.top_bins.at(top >> LOW_BITS))));
+        tops.for_each_round(true, |_| tops.run.count_high(smem.top_bins));
         sync_threads(); // ORDER: every top counted, before the bins are summed.
-        let high = find_topdown(smem.top_bins, shape.topk, smem.topdown, *t);
-        tops.for_each(false, |top, _| {
-            when((top >> LOW_BITS).eq(high.bin), || count(smem.top_low.at(top & (LOW_BINS - 1))));
-        });
+        let high = find_topdown(smem.top_bins, shape.topk, smem.group_sums, *t);
+        tops.for_each_round(false, |_| tops.run.count_low(high.bin, smem.top_low));
         sync_threads(); // ORDER: the low digits counted, before they are summed.
-        let need = Reg::<u32>::from(shape.topk) - high.above;
-        let digit = find_low_digit(smem.top_low.at(t.lane).load(), need, *t);
-        let threshold = (high.bin << LOW_BITS) | digit.bin;
-        let ties = need - digit.above;
+        let cut = self.cut(high, smem.top_low);
 
         // Thread order is index order within a round of the tops, rounds follow each other.
         let (above_before, tied_before) = (Var::new(0u32), Var::new(0u32));
-        tops.for_each_round(false, |round| {
-            let counts = Var::new(0u32);
-            tops.for_each_in(round, |top, _| {
-                let above = top.gt(threshold).select::<u32>(1u32 << 16, 0u32);
-                counts.add(top.eq(threshold).select::<u32>(1u32, above));
-            });
+        tops.for_each_round(false, |_| {
+            let taken = tops.run.compare(cut.threshold);
             // Up to 16 tops per thread and 1024 threads: 2^14 of each.
-            let (before, total) = block_exclusive(counts.get(), smem.scan_b, *t);
-            let above = Var::new(above_before.get() + (before >> 16));
-            let tied = Var::new(tied_before.get() + (before & 0xFFFF));
-            when(counts.get().ne(0), || {
-                tops.for_each_in(round, |top, vector| {
-                    let is_above = top.gt(threshold);
-                    let is_tied = top.eq(threshold);
-                    when(is_above | (is_tied & tied.get().lt(ties)), || {
-                        smem.list.at(above.get() + tied.get().min(ties)).store(vector);
-                    });
-                    above.add(is_above.as_u32());
-                    tied.add(is_tied.as_u32());
-                });
-            });
+            let (before, total) = block_exclusive(taken.counts(), smem.scan_b, *t);
+            let above = above_before.get() + (before >> 16);
+            let tied = tied_before.get() + (before & 0xFFFF);
+            tops.run.emit(&taken, above, tied, cut.ties, smem.list);
             above_before.add(total >> 16);
             tied_before.add(total & 0xFFFF);
             sync_threads(); // ORDER: the list, before its readers; and the scan's words, before the next round's.
         });
-        threshold
+        cut.threshold
     }
 
-    /// Selects among the keys of the listed vectors (`listed` = `vectors`: all of them) that are at least `low`.
+    /// The K-th key and how many keys equal to it are taken, from the crossing of the upper digit and the counts of the
+    /// lower digit in its bin.
+    fn cut(&self, high: Crossing, low_counts: SharedArray<u32>) -> Cut {
+        let need = Reg::<u32>::from(self.shape.topk) - high.above;
+        let digit = find_low_digit(low_counts.at(self.t.lane).load(), need, self.t);
+        Cut { threshold: (high.bin << LOW_BITS) | digit.bin, ties: need - digit.above }
+    }
+
+    /// Selects among the keys of the listed vectors (`listed` = `vectors`: all of them), the K-th of which is at least
+    /// `low`.
     #[allow(clippy::too_many_arguments)]
     fn select_keys(
         &self,
@@ -209,38 +199,18 @@ impl Select {
     ) {
         let Select { shape, smem, t, .. } = self;
         let run = self.load_run(length, first, vectors, listed);
-        run.for_each(|key, _| when(key.ge(low), || count(smem.key_bins.at(key >> LOW_BITS))));
+        // Of a listed vector about one key in eight is a candidate; of a short row's keys most are.
+        when_else(listed.eq(vectors), || run.count_high(smem.key_bins), || run.count_high_from(low, smem.key_bins));
         sync_threads(); // ORDER: every candidate counted, before the bins are summed.
-        let high = find_topdown(smem.key_bins, shape.topk, smem.topdown, *t);
-        run.for_each(|key, _| {
-            when((key >> LOW_BITS).eq(high.bin) & key.ge(low), || count(smem.key_low.at(key & (LOW_BINS - 1))));
-        });
+        let high = find_topdown(smem.key_bins, shape.topk, smem.group_sums, *t);
+        run.count_low(high.bin, smem.key_low);
         sync_threads(); // ORDER: the low digits counted, before they are summed.
-        let need = Reg::<u32>::from(shape.topk) - high.above;
-        let digit = find_low_digit(smem.key_low.at(t.lane).load(), need, *t);
-        let threshold = (high.bin << LOW_BITS) | digit.bin;
-        let ties = need - digit.above;
+        let cut = self.cut(high, smem.key_low);
 
-        let counts = Var::new(0u32);
-        run.for_each(|key, _| {
-            let above = key.gt(threshold).select::<u32>(1u32 << 16, 0u32);
-            counts.add(key.eq(threshold).select::<u32>(1u32, above));
-        });
+        let taken = run.compare(cut.threshold);
         // Its barrier also ends the reads of the list, which the ids overwrite.
-        let (before, _) = block_exclusive(counts.get(), smem.scan_a, *t);
-        let above = Var::new(before >> 16);
-        let tied = Var::new(before & 0xFFFF);
-        when(counts.get().ne(0), || {
-            run.for_each(|key, id| {
-                let is_above = key.gt(threshold);
-                let is_tied = key.eq(threshold);
-                when(is_above | (is_tied & tied.get().lt(ties)), || {
-                    smem.list.at(above.get() + tied.get().min(ties)).store(id());
-                });
-                above.add(is_above.as_u32());
-                tied.add(is_tied.as_u32());
-            });
-        });
+        let (before, _) = block_exclusive(taken.counts(), smem.scan_a, *t);
+        run.emit(&taken, before >> 16, before & 0xFFFF, cut.ties, smem.list);
         sync_threads(); // ORDER: the selected ids, before they are mapped to rows.
         self.write_row(row, request, Reg::from(shape.topk), |slot| smem.list.at(slot).load());
     }
@@ -288,29 +258,25 @@ impl Select {
         let end = (begin + share).min(listed);
         let row = p.logits.at64(first);
         let all = listed.eq(vectors);
-        let run: Vec<(Var<u32>, [Var<u32>; 4])> =
-            (0..per_thread).map(|_| (Var::new(0u32), std::array::from_fn(|_| Var::new(0u32)))).collect();
-        for (i, (vector, words)) in run.iter().enumerate() {
+        let run = Run::new(per_thread);
+        for (i, octet) in run.octets.iter().enumerate() {
             let at = begin + i as u32;
             when(at.lt(end), || {
-                vector.set(at);
-                when(!all, || vector.set(smem.list.at(at).load()));
-                let bits = row.cast::<u32>().at(vector.get() * (KEYS / 2)).load_vec::<4>();
-                for (word, bits) in words.iter().zip(bits) {
-                    word.set(bits);
-                }
+                octet.base.set(at);
+                when(!all, || octet.base.set(smem.list.at(at).load()));
+                octet.load(row.cast::<u32>().at(octet.base.get() * (KEYS / 2)));
             });
         }
-        for (i, (vector, words)) in run.iter().enumerate() {
+        for (i, octet) in run.octets.iter().enumerate() {
             when((begin + i as u32).lt(end), || {
-                for word in words {
+                for word in octet.words {
                     let keys = if shape.foreign { foreign_keys(word.get()) } else { order16_x2(word.get()) };
                     word.set(keys);
                 }
                 // Only the row's last vector can reach past its end.
-                let valid = length - vector.get() * KEYS;
+                let valid = length - octet.base.get() * KEYS;
                 when(valid.lt(KEYS), || {
-                    for (w, word) in words.iter().enumerate() {
+                    for (w, word) in octet.words.iter().enumerate() {
                         let first = 2 * w as u32;
                         let mask = valid.gt(first).select::<u32>(0xFFFFu32, 0u32)
                             | valid.gt(first + 1).select::<u32>(0xFFFF_0000u32, 0u32);
@@ -319,8 +285,15 @@ impl Select {
                 });
             });
         }
-        Run { vectors: run }
+        run
     }
+}
+
+/// The K-th key of an order, and how many of the keys equal to it belong to the first K.
+#[derive(Clone, Copy)]
+struct Cut {
+    threshold: Reg<u32>,
+    ties: Reg<u32>,
 }
 
 /// The tops of a row, dealt in rounds: round `r` gives thread `t` chunks `(r * threads + t) * CHUNKS_PER_THREAD ..`.
@@ -328,7 +301,7 @@ struct Tops {
     base: Global<u16>,
     chunks: Reg<u32>,
     rounds: Reg<u32>,
-    words: Vec<[Var<u32>; 4]>,
+    run: Run,
     t: Thread,
 }
 
@@ -337,12 +310,7 @@ impl Tops {
         let chunks = (vectors + (CHUNK_TOPS - 1)) / CHUNK_TOPS;
         let per_round = t.threads * CHUNKS_PER_THREAD;
         let rounds = (chunks + (per_round - 1)) / per_round;
-        let words = (0..CHUNKS_PER_THREAD).map(|_| std::array::from_fn(|_| Var::new(0u32))).collect();
-        Tops { base, chunks, rounds, words, t }
-    }
-
-    fn chunk(&self, round: Reg<u32>, i: u32) -> Reg<u32> {
-        (round * self.t.threads + self.t.index) * CHUNKS_PER_THREAD + i
+        Tops { base, chunks, rounds, run: Run::new(CHUNKS_PER_THREAD), t }
     }
 
     /// Calls `body` once per round, the thread's tops of that round in registers. A row of one round is loaded only
@@ -350,17 +318,13 @@ impl Tops {
     fn for_each_round(&self, first: bool, body: impl FnOnce(Reg<u32>)) {
         for_range(0u32, self.rounds, 1u32, |round| {
             let load = || {
-                for (i, words) in self.words.iter().enumerate() {
-                    let chunk = self.chunk(round, i as u32);
-                    for word in words {
+                for (i, octet) in self.run.octets.iter().enumerate() {
+                    let chunk = (round * self.t.threads + self.t.index) * CHUNKS_PER_THREAD + i as u32;
+                    octet.base.set(chunk);
+                    for word in octet.words {
                         word.set(0u32); // key 0: no vector
                     }
-                    when(chunk.lt(self.chunks), || {
-                        let loaded = self.base.cast::<u32>().at(chunk * (CHUNK_TOPS / 2)).load_vec::<4>();
-                        for (word, loaded) in words.iter().zip(loaded) {
-                            word.set(loaded);
-                        }
-                    });
+                    when(chunk.lt(self.chunks), || octet.load(self.base.cast::<u32>().at(chunk * (CHUNK_TOPS / 2))));
                 }
             };
             if first {
@@ -371,41 +335,144 @@ impl Tops {
             body(round);
         });
     }
+}
 
-    /// `body(top, vector)` for this thread's tops of `round`, in index order.
-    fn for_each_in(&self, round: Reg<u32>, mut body: impl FnMut(Reg<u32>, Reg<u32>)) {
-        for (i, words) in self.words.iter().enumerate() {
-            let vector = self.chunk(round, i as u32) * CHUNK_TOPS;
-            for (w, word) in words.iter().enumerate() {
-                let word = word.get();
-                for e in 0..2 {
-                    body(half(word, e), vector + (2 * w as u32 + e));
-                }
-            }
+/// Eight consecutive keys of a thread and their place: key `i` has index `8 * base + i`. Key 0 is "no key".
+#[derive(Clone, Copy)]
+struct Octet {
+    base: Var<u32>,
+    words: [Var<u32>; 4],
+}
+
+impl Octet {
+    fn load(&self, from: Global<u32>) {
+        for (word, loaded) in self.words.iter().zip(from.load_vec::<4>()) {
+            word.set(loaded);
         }
     }
 
-    fn for_each(&self, first: bool, body: impl FnMut(Reg<u32>, Reg<u32>)) {
-        self.for_each_round(first, |round| self.for_each_in(round, body));
+    fn keys(&self) -> Keys8 {
+        self.words.map(|w| w.get())
     }
 }
 
-/// A thread's vectors: their index and their eight keys.
+/// A thread's octets, in index order.
 struct Run {
-    vectors: Vec<(Var<u32>, [Var<u32>; 4])>,
+    octets: Vec<Octet>,
+}
+
+/// For each octet of a run, the keys above and at a threshold, as bit masks.
+struct Taken {
+    above: Vec<Reg<u32>>,
+    tied: Vec<Reg<u32>>,
+}
+
+impl Taken {
+    /// How many are above (upper half) and at (lower half) the threshold.
+    fn counts(&self) -> Reg<u32> {
+        let total = |masks: &[Reg<u32>]| pack_masks(masks).map(|m| m.popc()).reduce(|a, b| a + b).expect("some octet");
+        (total(&self.above) << 16) | total(&self.tied)
+    }
+}
+
+/// Masks of up to four octets per word.
+fn pack_masks(masks: &[Reg<u32>]) -> impl Iterator<Item = Reg<u32>> {
+    masks
+        .chunks(4)
+        .map(|four| four.iter().enumerate().skip(1).fold(four[0], |word, (i, mask)| word | (*mask << (8 * i as u32))))
+}
+
+/// `body(bit)` for each set bit of `mask`, lowest first.
+fn for_each_bit(mask: Reg<u32>, body: impl FnOnce(Reg<u32>)) {
+    let rest = Var::new(mask);
+    while_(
+        || rest.get().ne(0),
+        || {
+            body(lowest_bit(rest.get()));
+            rest.set(rest.get() & (rest.get() - 1));
+        },
+    );
+}
+
+/// Key `i` of eight.
+fn pick(keys: Keys8, i: Reg<u32>) -> Reg<u32> {
+    let high_pair = i.ge(4);
+    let odd_word = (i & 2).ne(0);
+    let low = odd_word.select::<u32>(keys[1], keys[0]);
+    let high = odd_word.select::<u32>(keys[3], keys[2]);
+    (high_pair.select::<u32>(high, low) >> ((i & 1) << 4)) & 0xFFFF
 }
 
 impl Run {
-    /// `body(key, id)` in order; `id()` emits the key's index.
-    fn for_each(&self, mut body: impl FnMut(Reg<u32>, &dyn Fn() -> Reg<u32>)) {
-        for (vector, words) in &self.vectors {
-            for (w, word) in words.iter().enumerate() {
-                let keys = word.get();
-                for e in 0..2 {
-                    let id = || vector.get() * KEYS + (2 * w as u32 + e);
-                    body(half(keys, e), &id);
+    fn new(octets: u32) -> Run {
+        let octet = || Octet { base: Var::new(0u32), words: std::array::from_fn(|_| Var::new(0u32)) };
+        Run { octets: (0..octets).map(|_| octet()).collect() }
+    }
+
+    /// Counts the upper digit of every key ("no key" lands in bin 0, which no crossing reaches).
+    fn count_high(&self, bins: SharedArray<u32>) {
+        for octet in &self.octets {
+            let keys = octet.keys();
+            // Octets fill up in order, so for most warps the last ones are all empty.
+            when((keys[0] | keys[1] | keys[2] | keys[3]).ne(0), || {
+                for word in keys {
+                    count(bins.at((word >> LOW_BITS) & (BINS - 1)));
+                    count(bins.at(word >> (16 + LOW_BITS)));
                 }
-            }
+            });
+        }
+    }
+
+    /// Counts the upper digit of the keys that are at least `low` (>= 1).
+    fn count_high_from(&self, low: Reg<u32>, bins: SharedArray<u32>) {
+        let below = both_halves(low - 1);
+        for octet in &self.octets {
+            let keys = octet.keys();
+            for_each_bit(above_mask(keys, below), |i| count(bins.at(pick(keys, i) >> LOW_BITS)));
+        }
+    }
+
+    /// Counts the lower digit of the keys whose upper digit is `high`.
+    fn count_low(&self, high: Reg<u32>, bins: SharedArray<u32>) {
+        let value = both_halves(high << LOW_BITS);
+        let upper = ((BINS - 1) << LOW_BITS) * 0x0001_0001;
+        for octet in &self.octets {
+            let keys = octet.keys();
+            for_each_bit(matching_mask(keys, value, upper), |i| {
+                count(bins.at(pick(keys, i) & (LOW_BINS - 1)));
+            });
+        }
+    }
+
+    fn compare(&self, threshold: Reg<u32>) -> Taken {
+        let (at, below) = (both_halves(threshold), both_halves(threshold - 1));
+        let above: Vec<_> = self.octets.iter().map(|octet| above_mask(octet.keys(), at)).collect();
+        let tied = self.octets.iter().zip(&above).map(|(octet, above)| above_mask(octet.keys(), below) ^ *above);
+        Taken { tied: tied.collect(), above }
+    }
+
+    /// Writes the indices of the keys above the threshold, and of the first `ties` at it, in order: `above` and `tied`
+    /// such keys come before this thread's.
+    fn emit(&self, taken: &Taken, above: Reg<u32>, tied: Reg<u32>, ties: Reg<u32>, list: SharedArray<u32>) {
+        let ties_before = tied.min(ties);
+        let slot = Var::new(above + ties_before);
+        let ties_left = Var::new(ties - ties_before);
+        let masks = pack_masks(&taken.above).zip(pack_masks(&taken.tied));
+        for (octets, (above, tied)) in self.octets.chunks(4).zip(masks) {
+            let tied = Var::new(ties_left.get().eq(0).select::<u32>(0u32, tied));
+            // At most one thread holds both ties that are taken and ties that are not.
+            while_(
+                || tied.get().popc().gt(ties_left.get()),
+                || tied.set(tied.get() & !(Reg::<u32>::from(0x8000_0000u32) >> tied.get().clz())),
+            );
+            ties_left.set(ties_left.get() - tied.get().popc());
+            for_each_bit(above | tied.get(), |bit| {
+                let base = octets.iter().enumerate().skip(1).fold(octets[0].base.get(), |base, (i, octet)| {
+                    bit.ge(8 * i as u32).select::<u32>(octet.base.get(), base)
+                });
+                list.at(slot.get()).store(base * KEYS + (bit & (KEYS - 1)));
+                slot.add(1);
+            });
         }
     }
 }
