@@ -110,11 +110,9 @@ impl Record {
     /// Whether `self`, recorded earlier, happened before the access `now` that the owner of `clock` performs or issues.
     #[inline]
     fn is_before(&self, now: &Record, clock: &Clock) -> bool {
-        if now.is(ASYNC) && self.meta & (WRITE | ASYNC) == WRITE {
-            clock.is_fenced(self.agent(), self.epoch, self.lane())
-        } else {
-            clock.is_after(self.agent(), self.epoch, self.lane(), now.lane())
-        }
+        let needs_fence = now.is(ASYNC) && self.meta & (WRITE | ASYNC) == WRITE;
+        clock.is_after(self.agent(), self.epoch, self.lane(), now.lane())
+            && (!needs_fence || clock.is_fenced(self.agent(), self.epoch, self.lane()))
     }
 
     /// `self` is earlier and unordered, and has bytes in common with `now`: what is missing, if it is a race.
@@ -369,11 +367,12 @@ fn record_write(cell: &mut Cell, spills: &mut Spills, mut now: Record) {
 #[inline]
 fn merge_read(old: &Record, now: &Record, clock: &Clock) -> Option<Record> {
     if old.agent == now.agent && old.bytes() == now.bytes() {
-        let mut new = *now;
-        if old.lane() != now.lane() && !old.is_before(now, clock) {
-            new.set_lane(SEVERAL_LANES);
+        if old.lane() == now.lane() || old.is_before(now, clock) {
+            return Some(*now);
         }
-        return Some(new);
+        let mut new = *now;
+        new.set_lane(SEVERAL_LANES);
+        return (old.epoch == now.epoch && old.scope() == now.scope()).then_some(new);
     }
     (old.bytes() & !now.bytes() == 0 && !old.is(CROWD) && old.is_before(now, clock)).then_some(*now)
 }

@@ -493,7 +493,7 @@ impl Oracle {
         let seen = self.warps[warp].seen | self.lanes[warp][usize::from(lane)];
         let races = self.past.iter().enumerate().any(|(i, old)| {
             let needs_fence = now.is_async && old.is_write && !old.is_async;
-            let before = if needs_fence { self.warps[warp].fenced } else { seen };
+            let before = if needs_fence { self.warps[warp].fenced & seen } else { seen };
             old.bytes & now.bytes != 0
                 && (old.is_write || now.is_write)
                 && !(old.is_strong && now.is_strong)

@@ -41,8 +41,10 @@ struct Known {
 }
 
 impl Known {
+    /// Whether an access by `lane` of `agent` in `epoch` is known. `self_lanes`: lanes of the agent whose accesses are
+    /// known besides, because one of them asks.
     #[inline]
-    fn covers(&self, agent: AgentId, epoch: u32, lane: u8) -> bool {
+    fn covers(&self, agent: AgentId, epoch: u32, lane: u8, self_lanes: u32) -> bool {
         match self.dense.get(agent.0.wrapping_sub(self.first) as usize) {
             Some(known) if *known >= epoch => return true,
             Some(_) => {}
@@ -52,19 +54,17 @@ impl Known {
                 }
             }
         }
-        !self.partial.is_empty() && self.covers_lane(agent, epoch, lane)
+        !self.partial.is_empty() && self.covers_lane(agent, epoch, lane, self_lanes)
     }
 
-    fn covers_lane(&self, agent: AgentId, epoch: u32, lane: u8) -> bool {
-        let of_agent = || self.partial.iter().filter(|p| p.agent == agent);
-        if !of_agent().any(|p| p.epoch >= epoch) {
-            return false;
-        }
+    fn covers_lane(&self, agent: AgentId, epoch: u32, lane: u8, self_lanes: u32) -> bool {
+        let published = self.partial.iter().filter(|p| p.agent == agent && p.epoch >= epoch);
+        let lanes = published.fold(0, |lanes, p| lanes | p.lanes);
         if lane == SEVERAL_LANES {
-            // Which lanes is not recorded; only a single published lane surely leaves one out.
-            return of_agent().fold(0, |lanes, p| lanes | p.lanes).count_ones() > 1;
+            // Which lanes is not recorded; only if a single one is known is one surely left out.
+            return lanes != 0 && (lanes | self_lanes).count_ones() > 1;
         }
-        of_agent().any(|p| p.epoch >= epoch && p.lanes >> lane & 1 == 1)
+        lanes >> lane & 1 == 1
     }
 
     fn sparse_epoch(&self, agent: AgentId) -> u32 {
@@ -395,16 +395,20 @@ impl Clock {
         self.pending[needed as usize].get_or_insert_default().join(snapshot);
     }
 
-    /// Whether an access happened before the next generic access of `lane` (which may be [`SEVERAL_LANES`]).
+    /// Whether an access by `past_lane`, which may be [`SEVERAL_LANES`], happened before the next access that `lane`
+    /// performs or issues.
     #[inline]
     pub(super) fn is_after(&self, agent: AgentId, epoch: u32, past_lane: u8, lane: u8) -> bool {
-        (agent == self.agent && past_lane == lane && lane != SEVERAL_LANES) || self.seen.covers(agent, epoch, past_lane)
+        if agent != self.agent {
+            return self.seen.covers(agent, epoch, past_lane, 0);
+        }
+        past_lane == lane || self.seen.covers(agent, epoch, past_lane, 1 << lane)
     }
 
-    /// Whether a generic write happened before the next asynchronous access, with a proxy fence between.
+    /// Whether a proxy fence follows a generic write that happened before the next asynchronous access.
     pub(super) fn is_fenced(&self, agent: AgentId, epoch: u32, past_lane: u8) -> bool {
         self.seen.launches.contains(agent)
-            || self.fenced.as_ref().is_some_and(|known| known.covers(agent, epoch, past_lane))
+            || self.fenced.as_ref().is_some_and(|known| known.covers(agent, epoch, past_lane, 0))
     }
 }
 

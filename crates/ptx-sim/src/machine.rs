@@ -1,0 +1,706 @@
+//! The machine: devices, streams, and the loop that runs warps until every stream has drained.
+
+mod report;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use ptx::KernelIr;
+use ptx::op::Op;
+
+use crate::config::{Config, DeviceId, Schedule, Timing};
+use crate::grid::Grid;
+use crate::program::Program;
+use crate::race::AgentSet;
+use crate::random::mix;
+use crate::schedule::{Scheduler, WarpRef};
+use crate::step::{Exec, TurnEnd, check_exit, complete_copy};
+use crate::stream::{EventId, LaunchId, StreamId, Streams};
+use crate::trap::{Fault, LaunchError, MemoryError, SimError, Stop, TrapKind};
+use crate::warp::Wait;
+use crate::world::{BlockRef, LaunchInfo, World};
+
+/// First jump of the clock when everybody polls; doubles while nothing happens.
+const JUMP_PS: u64 = 1_000_000;
+const JUMP_MAX_PS: u64 = 1_000_000_000_000;
+/// Rounds in which every warp only timed out before that is a deadlock.
+const TIMEOUTS_MAX: u64 = 10_000;
+/// Instructions of pure polling before that is a deadlock: seconds of host time, hours of simulated time.
+const POLLS_MAX: u64 = 50_000_000;
+
+/// A kernel launch.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// What runs.
+    pub kernel: Arc<KernelIr>,
+    /// CTAs per dimension.
+    pub grid: [u32; 3],
+    /// Dynamic shared memory per CTA in bytes; at least the kernel's layout.
+    pub shared_bytes: u32,
+    /// The parameter block, as [`ptx::ArgBuffer::bytes`] gives it.
+    pub params: Vec<u8>,
+    /// Programmatic stream serialization: it may start before its predecessor in the stream has completed.
+    pub overlap: bool,
+}
+
+/// Something to do in stream order.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Run a kernel.
+    Launch(Launch),
+    /// Write bytes to device memory.
+    Write {
+        /// First byte.
+        address: u64,
+        /// What to write.
+        bytes: Vec<u8>,
+    },
+    /// Fill device memory.
+    Fill {
+        /// First byte.
+        address: u64,
+        /// Number of bytes.
+        len: u64,
+        /// Their value.
+        byte: u8,
+    },
+    /// Copy device memory, between devices too.
+    Copy {
+        /// First byte written.
+        dst: u64,
+        /// First byte read.
+        src: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// Record an event.
+    Record(EventId),
+    /// Let later commands wait for the last record of an event.
+    Wait(EventId),
+}
+
+/// A command that waits for its turn.
+enum Queued {
+    Launch(Launch, Arc<Program>),
+    Write(u64, Vec<u8>),
+    Fill(u64, u64, u8),
+    Copy(u64, u64, u64),
+}
+
+struct Queue {
+    device: DeviceId,
+    commands: VecDeque<(LaunchId, Queued)>,
+}
+
+/// What a launch was, for messages about accesses of launches past and present.
+#[derive(Clone)]
+struct Past {
+    program: Arc<Program>,
+    device: DeviceId,
+    grid: [u32; 3],
+}
+
+/// Progress of polling: how long nothing that another thread could see has changed.
+#[derive(Default)]
+struct Quiet {
+    /// Number of the current period, from 1.
+    period: u64,
+    /// Ready warps that have polled in it.
+    warps: usize,
+    /// Periods, and instructions, without an effect.
+    rounds: u64,
+    instructions: u64,
+    jump_ps: u64,
+    /// Something other than a timed-out wait was executed.
+    polled: bool,
+}
+
+/// The simulated machine.
+pub struct Machine {
+    config: Config,
+    world: World,
+    queues: Vec<Queue>,
+    events: u32,
+    grids: Vec<Option<Grid>>,
+    scheduler: Scheduler,
+    sleepers: BinaryHeap<Reverse<(u64, WarpRef)>>,
+    programs: HashMap<*const KernelIr, Arc<Program>>,
+    /// By launch; `None` for host commands.
+    past: Vec<Option<Past>>,
+    quiet: Quiet,
+    executed: u64,
+    hash: u64,
+}
+
+impl Machine {
+    /// A machine with nothing allocated.
+    pub fn new(config: Config) -> Machine {
+        Machine {
+            config,
+            world: World::new(&config),
+            queues: Vec::new(),
+            events: 0,
+            grids: Vec::new(),
+            scheduler: Scheduler::new(config.schedule),
+            sleepers: BinaryHeap::new(),
+            programs: HashMap::new(),
+            past: Vec::new(),
+            quiet: Quiet { period: 1, jump_ps: JUMP_PS, ..Quiet::default() },
+            executed: 0,
+            hash: 0,
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Warp instructions executed so far.
+    pub fn executed(&self) -> u64 {
+        self.executed
+    }
+
+    /// A digest of everything that was executed, in order: equal for two runs with the same seeds and inputs.
+    pub fn execution_hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// A new stream.
+    ///
+    /// # Panics
+    /// If the device does not exist.
+    pub fn create_stream(&mut self, device: DeviceId) -> StreamId {
+        assert!((device.0 as usize) < self.config.devices, "device {} of {}", device.0, self.config.devices);
+        self.queues.push(Queue { device, commands: VecDeque::new() });
+        self.world.streams.create_stream()
+    }
+
+    /// A new event.
+    pub fn create_event(&mut self) -> EventId {
+        self.events += 1;
+        self.world.streams.create_event()
+    }
+
+    /// Reserves device memory; the address is 256-byte aligned and never used again.
+    ///
+    /// # Errors
+    /// When the device does not exist or is full.
+    pub fn alloc(&mut self, device: DeviceId, bytes: u64) -> Result<u64, MemoryError> {
+        self.world.memory.alloc(device, bytes)
+    }
+
+    /// Frees an allocation; later accesses are faults.
+    ///
+    /// # Errors
+    /// When the address is not the start of a live allocation.
+    pub fn free(&mut self, address: u64) -> Result<(), MemoryError> {
+        self.world.memory.free(address)
+    }
+
+    /// Writes device memory at once, not in stream order; the bytes become initialised.
+    ///
+    /// # Errors
+    /// When the range is not inside a live allocation.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        self.world.memory.host_write(address, bytes)
+    }
+
+    /// Reads device memory at once, not in stream order; bytes that nothing wrote read as [`POISON`](crate::POISON).
+    ///
+    /// # Errors
+    /// When the range is not inside a live allocation.
+    pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        self.world.memory.host_read(address, out)
+    }
+
+    /// Queues a command, which [`run`](Self::run) executes.
+    ///
+    /// # Errors
+    /// When it can be seen now that the command is invalid.
+    pub fn enqueue(&mut self, stream: StreamId, command: Command) -> Result<(), LaunchError> {
+        let device = self.queues.get(stream.0 as usize).ok_or(LaunchError::NoStream(stream.0))?.device;
+        let memory = &self.world.memory;
+        let queued = match command {
+            Command::Record(event) | Command::Wait(event) if event.0 >= self.events => {
+                return Err(LaunchError::NoEvent(event.0));
+            }
+            Command::Record(event) => {
+                self.world.streams.record(stream, event);
+                return Ok(());
+            }
+            Command::Wait(event) => {
+                self.world.streams.wait(stream, event);
+                return Ok(());
+            }
+            Command::Launch(launch) => {
+                validate(&launch)?;
+                let program = self.program(&launch.kernel);
+                Queued::Launch(launch, program)
+            }
+            Command::Write { address, bytes } => {
+                memory.check_host(address, bytes.len() as u64)?;
+                Queued::Write(address, bytes)
+            }
+            Command::Fill { address, len, byte } => {
+                memory.check_host(address, len)?;
+                Queued::Fill(address, len, byte)
+            }
+            Command::Copy { dst, src, len } => {
+                memory.check_host(dst, len)?;
+                memory.check_host(src, len)?;
+                Queued::Copy(dst, src, len)
+            }
+        };
+        let device_bits = device.0 as u8 & 15;
+        let (id, past) = match &queued {
+            Queued::Launch(launch, program) => {
+                let [x, y, z] = launch.grid;
+                let warps = launch.kernel.bounds.threads / 32;
+                let id = u64::from(x)
+                    .checked_mul(u64::from(y) * u64::from(z))
+                    .and_then(|ctas| u32::try_from(ctas).ok())
+                    .and_then(|ctas| self.world.streams.launch(stream, ctas, warps, device_bits, launch.overlap));
+                (id, Some(Past { program: program.clone(), device, grid: launch.grid }))
+            }
+            Queued::Write(..) | Queued::Fill(..) | Queued::Copy(..) => {
+                (self.world.streams.host_command(stream, device_bits), None)
+            }
+        };
+        let id = id.ok_or(LaunchError::TooMany)?;
+        debug_assert_eq!(id.0 as usize, self.past.len());
+        self.past.push(past);
+        self.queues[stream.0 as usize].commands.push_back((id, queued));
+        self.world.streams_changed = true;
+        Ok(())
+    }
+
+    fn program(&mut self, kernel: &Arc<KernelIr>) -> Arc<Program> {
+        // The program keeps its kernel alive, so the address stays its own.
+        self.programs.entry(Arc::as_ptr(kernel)).or_insert_with(|| Arc::new(Program::new(kernel))).clone()
+    }
+
+    /// Executes everything queued in all streams.
+    ///
+    /// # Errors
+    /// The first fault. Everything queued or under way is then abandoned; memory stays as it is.
+    pub fn run(&mut self) -> Result<(), Fault> {
+        let result = self.drain();
+        if result.is_err() {
+            self.queues.iter_mut().for_each(|q| q.commands.clear());
+            self.grids.clear();
+            self.scheduler.clear();
+            self.world.copies.clear();
+            // Launches that will never complete go with everything else that streams remember.
+            self.world.streams = Streams::new();
+            self.queues.iter().for_each(|_| _ = self.world.streams.create_stream());
+            (0..self.events).for_each(|_| _ = self.world.streams.create_event());
+        }
+        // The host has seen everything: nothing races with what comes.
+        self.sleepers.clear();
+        self.world.streams.reset();
+        self.world.memory.clear_shadows();
+        self.past.clear();
+        self.grids.clear();
+        result
+    }
+
+    fn drain(&mut self) -> Result<(), Fault> {
+        let limit = self.executed.saturating_add(self.config.fuel);
+        self.world.streams_changed = true;
+        loop {
+            if std::mem::take(&mut self.world.streams_changed) {
+                self.advance_streams()?;
+            }
+            self.wake_sleepers();
+            let Some(warp) = self.scheduler.pop() else {
+                if self.idle()? {
+                    return Ok(());
+                }
+                continue;
+            };
+            self.turn(warp)?;
+            if self.executed > limit {
+                return Err(self.out_of_fuel(warp));
+            }
+            if let Timing::Seeded { .. } = self.world.timing
+                && !self.world.copies.is_empty()
+                && self.world.chance.one_in(8)
+            {
+                self.complete_one_copy()?;
+            }
+            if self.quiet.warps > 0 && self.quiet.warps >= self.scheduler.len() {
+                self.quiet_round()?;
+            }
+        }
+    }
+
+    /// Starts what may start, and lets dependency waits pass.
+    fn advance_streams(&mut self) -> Result<(), Fault> {
+        loop {
+            let mut started = false;
+            for q in 0..self.queues.len() {
+                let Some(&(id, _)) = self.queues[q].commands.front() else { continue };
+                if !self.world.streams.may_start(id) {
+                    continue;
+                }
+                if let Some((id, command)) = self.queues[q].commands.pop_front() {
+                    self.start(id, self.queues[q].device, command)?;
+                    started = true;
+                }
+            }
+            if !started {
+                break;
+            }
+        }
+        for g in 0..self.grids.len() {
+            let Some(grid) = &mut self.grids[g] else { continue };
+            if !grid.info.dependencies_done && self.world.streams.wait_passes(grid.info.id) {
+                grid.info.dependencies_done = true;
+                grid.info.wait_view = self.world.streams.wait_view(grid.info.id);
+                for b in 0..grid.blocks.len() {
+                    self.wake_block(BlockRef { grid: g as u32, block: b as u32 });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, id: LaunchId, device: DeviceId, command: Queued) -> Result<(), Fault> {
+        let result = match command {
+            Queued::Launch(launch, program) => {
+                let streams = &self.world.streams;
+                let dependencies_done = streams.wait_passes(id);
+                let info = LaunchInfo {
+                    id,
+                    program,
+                    grid: launch.grid,
+                    shared_bytes: launch.shared_bytes,
+                    params: launch.params,
+                    device,
+                    agents: streams.agents(id),
+                    start_view: streams.start_view(id),
+                    dependencies_done,
+                    wait_view: if dependencies_done { streams.wait_view(id) } else { AgentSet::new() },
+                };
+                let grid = Grid::new(info, self.config.sms);
+                let slot = self.grids.iter().position(Option::is_none).unwrap_or_else(|| {
+                    self.grids.push(None);
+                    self.grids.len() - 1
+                });
+                self.grids[slot] = Some(grid);
+                self.fill(slot as u32);
+                return Ok(());
+            }
+            Queued::Write(address, bytes) => self.world.memory.host_write(address, &bytes),
+            Queued::Fill(address, len, byte) => self.world.memory.host_fill(address, len, byte),
+            Queued::Copy(dst, src, len) => self.world.memory.host_copy(dst, src, len),
+        };
+        result.map_err(SimError::from)?;
+        let view = self.world.streams.start_view(id);
+        self.world.streams.end_cta(id, 0, &view);
+        Ok(())
+    }
+
+    /// Starts CTAs while there is room.
+    fn fill(&mut self, grid: u32) {
+        let Some(g) = &mut self.grids[grid as usize] else { return };
+        while let Some(block) = g.start_next() {
+            let block_ref = BlockRef { grid, block };
+            let Some(b) = &mut g.blocks[block as usize] else { continue };
+            for warp in &mut b.warps {
+                warp.queued = true;
+                self.scheduler.push(WarpRef { block: block_ref, warp: warp.index });
+            }
+        }
+    }
+
+    /// Puts every waiting warp of a CTA into the ready list: each looks for itself whether its wait is over.
+    fn wake_block(&mut self, at: BlockRef) {
+        let Some(Some(grid)) = self.grids.get_mut(at.grid as usize) else { return };
+        let Some(Some(block)) = grid.blocks.get_mut(at.block as usize) else { return };
+        for warp in &mut block.warps {
+            if !warp.queued && !warp.finished() {
+                warp.queued = true;
+                self.scheduler.push(WarpRef { block: at, warp: warp.index });
+            }
+        }
+    }
+
+    fn wake_sleepers(&mut self) {
+        while let Some(&Reverse((until_ps, at))) = self.sleepers.peek() {
+            if until_ps > self.world.clock_ps {
+                return;
+            }
+            self.sleepers.pop();
+            self.wake_warp(at);
+        }
+    }
+
+    fn wake_warp(&mut self, at: WarpRef) {
+        let Some(Some(grid)) = self.grids.get_mut(at.block.grid as usize) else { return };
+        let Some(Some(block)) = grid.blocks.get_mut(at.block.block as usize) else { return };
+        let warp = &mut block.warps[at.warp as usize];
+        if !warp.queued && !warp.finished() {
+            warp.queued = true;
+            self.scheduler.push(at);
+        }
+    }
+
+    /// Lets a warp execute for a while.
+    fn turn(&mut self, at: WarpRef) -> Result<(), Fault> {
+        let quantum = self.scheduler.quantum();
+        let runnable = self.scheduler.len() as u64 + 1;
+        let grid = self.grids[at.block.grid as usize].as_mut().expect("ready warps belong to live launches");
+        let block = grid.blocks[at.block.block as usize].as_mut().expect("ready warps belong to live CTAs");
+        let (events, effects) = (block.cta.events, self.world.effects);
+        let mut exec = Exec {
+            program: &grid.info.program,
+            launch: &grid.info,
+            cta: &mut block.cta,
+            warp: &mut block.warps[at.warp as usize],
+            clock: &mut block.clocks[at.warp as usize],
+            world: &mut self.world,
+            here: at.block,
+            random: self.scheduler.random(),
+            executed: 0,
+            pc: 0,
+            mask: 0,
+        };
+        let result = exec.turn(quantum);
+        let (executed, pc) = (exec.executed, exec.pc);
+        self.executed += u64::from(executed);
+        self.world.clock_ps += u64::from(executed) * 1000 / runnable + 1;
+        let end = match result {
+            Ok(end) => end,
+            Err(stop) => return Err(self.fault(at, pc, *stop)),
+        };
+        grid.hits[pc as usize] = grid.hits[pc as usize].saturating_add(1);
+        self.hash = mix(self.hash ^ u64::from(pc) ^ u64::from(executed) << 32)
+            .wrapping_add(u64::from(at.block.block) << 40 | u64::from(at.warp) << 32 | u64::from(at.block.grid));
+
+        let quiet = self.world.effects == effects;
+        if !quiet {
+            self.quiet = Quiet { period: self.quiet.period + 1, jump_ps: JUMP_PS, ..Quiet::default() };
+        } else {
+            self.quiet.instructions += u64::from(executed);
+        }
+        let woken = block.cta.events != events;
+        let warp = &mut block.warps[at.warp as usize];
+        if quiet && end == TurnEnd::Poll {
+            self.quiet.polled = true;
+            if warp.quiet.0 != self.quiet.period {
+                warp.quiet = (self.quiet.period, 0);
+            }
+            warp.quiet.1 += 1;
+            // Each of its groups has had its turn.
+            self.quiet.warps += usize::from(warp.quiet.1 as usize == warp.groups().count());
+        } else if warp.quiet.0 == self.quiet.period && end != TurnEnd::Quantum {
+            self.quiet.warps -= usize::from(warp.quiet.1 as usize >= warp.groups().count().max(1));
+            warp.quiet = (0, 0);
+        }
+        match end {
+            TurnEnd::Quantum | TurnEnd::Poll => self.scheduler.push(at),
+            TurnEnd::Blocked => {
+                warp.queued = false;
+                for group in warp.groups() {
+                    if let Wait::Sleep { until_ps } = group.wait {
+                        self.sleepers.push(Reverse((until_ps, at)));
+                    }
+                }
+            }
+            TurnEnd::Finished => {
+                warp.queued = false;
+                let cta = &mut block.cta;
+                cta.live_warps -= 1;
+                let live = cta.live_warps * 32;
+                for barrier in &mut cta.barriers {
+                    if barrier.threads.is_none() && barrier.advance(live) {
+                        cta.events += 1;
+                    }
+                }
+                if live == 0 {
+                    return self.end_block(at, pc);
+                }
+                self.wake_block(at.block);
+                return Ok(());
+            }
+        }
+        if woken {
+            self.wake_block(at.block);
+        }
+        Ok(())
+    }
+
+    /// All warps of a CTA have ended, the last at `pc`.
+    fn end_block(&mut self, at: WarpRef, pc: u32) -> Result<(), Fault> {
+        let grid = self.grids[at.block.grid as usize].as_mut().expect("the CTA's launch");
+        let block = grid.blocks[at.block.block as usize].as_mut().expect("the CTA");
+        if let Err(stop) = check_exit(&mut block.cta, &mut self.world.memory, &grid.info.program.ir) {
+            return Err(self.fault(at, pc, *stop));
+        }
+        let mut view = AgentSet::new();
+        for clock in &block.clocks {
+            view.unite(clock.visible());
+        }
+        self.world.streams.end_cta(grid.info.id, block.cta.linear, &view);
+        self.world.streams_changed = true;
+        self.world.effects += 1;
+        grid.end(at.block.block);
+        if grid.is_complete() {
+            self.grids[at.block.grid as usize] = None;
+        } else {
+            self.fill(at.block.grid);
+        }
+        Ok(())
+    }
+
+    /// Completes a copy to shared memory: the oldest, or any if times are random. Whether there was one.
+    fn complete_one_copy(&mut self) -> Result<bool, Fault> {
+        let n = self.world.copies.len();
+        if n == 0 {
+            return Ok(false);
+        }
+        let i = if matches!(self.world.timing, Timing::Seeded { .. }) { self.world.chance.below(n) } else { 0 };
+        let at = self.world.copies.remove(i).expect("below the length");
+        let Some(Some(grid)) = self.grids.get_mut(at.grid as usize) else { return Ok(true) };
+        let Some(Some(block)) = grid.blocks.get_mut(at.block as usize) else { return Ok(true) };
+        if block.cta.copies.is_empty() {
+            return Ok(true);
+        }
+        let k = if matches!(self.world.timing, Timing::Seeded { .. }) {
+            self.world.chance.below(block.cta.copies.len())
+        } else {
+            0
+        };
+        let copy = block.cta.copies.remove(k);
+        let result = complete_copy(&mut block.cta, &mut self.world.memory, &grid.info.program.ir, &copy);
+        if let Err(stop) = result {
+            let warp = WarpRef { block: at, warp: copy.issuer.warp };
+            return Err(self.fault(warp, copy.issuer.pc, *stop));
+        }
+        self.quiet = Quiet { period: self.quiet.period + 1, jump_ps: JUMP_PS, ..Quiet::default() };
+        self.wake_block(at);
+        Ok(true)
+    }
+
+    /// Every ready warp has polled in vain: something asynchronous completes, or time passes.
+    fn quiet_round(&mut self) -> Result<(), Fault> {
+        if self.complete_one_copy()? {
+            return Ok(());
+        }
+        self.pass_time();
+        if self.quiet.instructions > POLLS_MAX {
+            return Err(self.deadlock("everybody polls, and nothing changes"));
+        }
+        Ok(())
+    }
+
+    /// Lets time pass in which nothing happens.
+    fn pass_time(&mut self) {
+        let mut jump = self.quiet.jump_ps;
+        if let Some(&Reverse((until_ps, _))) = self.sleepers.peek() {
+            jump = jump.min(until_ps.saturating_sub(self.world.clock_ps));
+        }
+        self.world.clock_ps += jump;
+        self.quiet.jump_ps = (2 * self.quiet.jump_ps).min(JUMP_MAX_PS);
+        self.quiet.rounds += 1;
+        self.quiet.period += 1;
+        self.quiet.warps = 0;
+        self.time_out_waits();
+    }
+
+    /// Suspended mbarrier waits give up for now; whether there are any.
+    fn time_out_waits(&mut self) -> bool {
+        let mut any = false;
+        for g in 0..self.grids.len() {
+            let Some(grid) = &mut self.grids[g] else { continue };
+            for b in 0..grid.blocks.len() {
+                let Some(block) = &mut grid.blocks[b] else { continue };
+                for warp in &mut block.warps {
+                    let suspended = !warp.queued
+                        && warp.others.iter().any(|group| {
+                            matches!(group.wait, Wait::Event { .. })
+                                && matches!(grid.info.program.ops[group.pc as usize], Op::MbarTryWait { .. })
+                        });
+                    if suspended {
+                        any = true;
+                        warp.timed_out = true;
+                        warp.queued = true;
+                        let block = BlockRef { grid: g as u32, block: b as u32 };
+                        self.scheduler.push(WarpRef { block, warp: warp.index });
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// No warp can run. Whether everything is done.
+    fn idle(&mut self) -> Result<bool, Fault> {
+        if self.complete_one_copy()? {
+            return Ok(false);
+        }
+        if let Some(&Reverse((until_ps, _))) = self.sleepers.peek() {
+            self.world.clock_ps = self.world.clock_ps.max(until_ps);
+            return Ok(false);
+        }
+        if self.grids.iter().all(Option::is_none) {
+            if self.queues.iter().all(|q| q.commands.is_empty()) {
+                return Ok(true);
+            }
+            let stuck = self.queues.iter().filter(|q| !q.commands.is_empty()).count();
+            return Err(SimError::StreamsStuck(format!("{stuck} streams have commands that cannot start")).into());
+        }
+        if !self.quiet.polled && self.quiet.rounds > TIMEOUTS_MAX {
+            return Err(self.deadlock("nothing can run"));
+        }
+        let waits = self.quiet.rounds;
+        self.pass_time();
+        if self.scheduler.len() == 0 && waits < self.quiet.rounds {
+            return Err(self.deadlock("nothing can run"));
+        }
+        if self.quiet.instructions > POLLS_MAX {
+            return Err(self.deadlock("everybody polls, and nothing changes"));
+        }
+        Ok(false)
+    }
+
+    fn out_of_fuel(&self, at: WarpRef) -> Fault {
+        let fuel = self.config.fuel;
+        let Some(grid) = self.grids.get(at.block.grid as usize).and_then(Option::as_ref) else {
+            let hint = "the launch that used it has just ended";
+            return self.fault(at, 0, *Stop::new(TrapKind::FuelExhausted, format!("{fuel} warp instructions: {hint}")));
+        };
+        let hottest = (0..grid.hits.len()).max_by_key(|pc| grid.hits[*pc]).unwrap_or(0) as u32;
+        let message = format!("{fuel} warp instructions executed: possible livelock, most often at this line");
+        self.fault(at, hottest, *Stop::new(TrapKind::FuelExhausted, message))
+    }
+}
+
+/// Checks a launch against its kernel.
+fn validate(launch: &Launch) -> Result<(), LaunchError> {
+    let ir = &launch.kernel;
+    let kernel = || ir.name.clone();
+    let [x, y, z] = launch.grid;
+    if x == 0 || x > i32::MAX as u32 || !(1..=65_535).contains(&y) || !(1..=65_535).contains(&z) {
+        return Err(LaunchError::Grid { kernel: kernel(), grid: launch.grid });
+    }
+    let (needed, allowed) = (ir.shared_bytes, ir.target.shared_bytes_max());
+    if launch.shared_bytes < needed || launch.shared_bytes > allowed {
+        return Err(LaunchError::Shared { kernel: kernel(), shared_bytes: launch.shared_bytes, needed, allowed });
+    }
+    if launch.params.len() != ir.param_bytes() as usize {
+        return Err(LaunchError::Params { kernel: kernel(), got: launch.params.len(), needed: ir.param_bytes() });
+    }
+    if launch.overlap && !ir.waits_for_dependencies() {
+        return Err(LaunchError::Overlap { kernel: kernel() });
+    }
+    Ok(())
+}
+
+/// Which order of warps a trap names for its replay.
+fn replay(config: &Config) -> (Schedule, Timing) {
+    (config.schedule, config.timing)
+}

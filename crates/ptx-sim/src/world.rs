@@ -1,0 +1,81 @@
+//! What all CTAs of all launches share: device memory, the clock, and the random choices.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::config::{Config, DeviceId, Timing};
+use crate::memory::GlobalMemory;
+use crate::program::Program;
+use crate::race::{AgentSet, LaunchAgents};
+use crate::random::Random;
+use crate::stream::{LaunchId, Streams};
+
+/// Where a warp is: indices into the machine's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct BlockRef {
+    pub(crate) grid: u32,
+    pub(crate) block: u32,
+}
+
+/// State outside of CTAs.
+pub(crate) struct World {
+    pub(crate) memory: GlobalMemory,
+    /// Simulated time in picoseconds.
+    pub(crate) clock_ps: u64,
+    pub(crate) timing: Timing,
+    /// Choices of completion times.
+    pub(crate) chance: Random,
+    /// CTAs with copies to shared memory under way, one entry per copy, oldest first.
+    pub(crate) copies: VecDeque<BlockRef>,
+    /// Counts changes that another thread could observe; polling leaves it alone.
+    pub(crate) effects: u64,
+    pub(crate) streams: Streams,
+    /// Something happened that may let a launch start or a dependency wait pass.
+    pub(crate) streams_changed: bool,
+}
+
+impl World {
+    pub(crate) fn new(config: &Config) -> World {
+        let seed = match config.timing {
+            Timing::Seeded { seed } => seed,
+            Timing::Early | Timing::Late => 0,
+        };
+        World {
+            memory: GlobalMemory::new(config.devices, config.memory_bytes),
+            // Not 0: a kernel that mistakes an absent time for the present should show.
+            clock_ps: 1_000_000_000,
+            timing: config.timing,
+            chance: Random::new(seed, 2),
+            copies: VecDeque::new(),
+            effects: 0,
+            streams: Streams::new(),
+            streams_changed: true,
+        }
+    }
+
+    /// Whether an asynchronous operation issued now completes now.
+    pub(crate) fn completes_at_once(&mut self) -> bool {
+        match self.timing {
+            Timing::Early => true,
+            Timing::Late => false,
+            Timing::Seeded { .. } => self.chance.one_in(4),
+        }
+    }
+}
+
+/// A launch as its CTAs see it.
+pub(crate) struct LaunchInfo {
+    pub(crate) id: LaunchId,
+    pub(crate) program: Arc<Program>,
+    pub(crate) grid: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) params: Vec<u8>,
+    pub(crate) device: DeviceId,
+    pub(crate) agents: LaunchAgents,
+    /// What a CTA sees when it starts.
+    pub(crate) start_view: AgentSet,
+    /// Whether everything that this launch depends on has completed.
+    pub(crate) dependencies_done: bool,
+    /// What a CTA sees in addition once they have.
+    pub(crate) wait_view: AgentSet,
+}
