@@ -12,6 +12,29 @@ pub enum KernelError {
     /// A tensor map that the hardware cannot express.
     #[error(transparent)]
     TensorMap(#[from] ptx::TensorMapError),
+    /// The device refused a module, an allocation or a launch.
+    #[error(transparent)]
+    Device(#[from] gpu::Error),
+    /// A device buffer is too short for the step.
+    #[error("{kernel}: {buffer} has {found} elements, the step needs {needed}")]
+    BufferTooShort {
+        /// Kernel.
+        kernel: &'static str,
+        /// Argument.
+        buffer: &'static str,
+        /// Elements found.
+        found: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// A kernel that does not exist for the device's architecture.
+    #[error("{kernel} is not available for {target}: it needs sm_90a")]
+    UnsupportedTarget {
+        /// Kernel.
+        kernel: &'static str,
+        /// The device's target.
+        target: ptx::Target,
+    },
     /// The builder refused a kernel.
     #[error(transparent)]
     Verify(#[from] ptx::VerifyError),

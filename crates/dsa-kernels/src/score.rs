@@ -33,9 +33,11 @@
 //! Memory: [`cost`] bytes over bandwidth up to q = 4; at q = 8 the tensor core takes about as long.
 
 mod kernel;
+mod launch;
 mod schedule;
 
 pub use kernel::{ScoreArgs, ScoreParams, build};
+pub use launch::{IndexerScore, KeyCache, ScoreOutput, ScoreStep};
 
 use dsa_core::consts::{CONTEXT_MAX, DIM, HEADS, PAGE, PITCH_MULTIPLE, Q_MAX, REQUESTS_MAX, TILE};
 use dsa_core::layout::fp8_page::{self, ScaleForm};

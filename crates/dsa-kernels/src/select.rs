@@ -34,8 +34,10 @@
 //! outputs.
 
 mod kernel;
+mod launch;
 
 pub use kernel::{SelectArgs, SelectParams, build};
+pub use launch::{IndexerSelect, SelectStep};
 
 use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP};
 use dsa_core::device::radix::BINS;

@@ -32,6 +32,8 @@ kernel_args! {
         pub block_rows: u32,
         /// longest row that tables and scratch allow, in keys
         pub length_max: u32,
+        /// live rows; the rows of the grid beyond them come out empty
+        pub rows: u32,
     }
 }
 
@@ -101,7 +103,9 @@ impl Select {
         let Select { shape, p, smem, t } = self;
         let row = cta_index();
         let request = row / shape.q;
-        let length = clamp_length(p.row_ends.at(row).load_as(LoadMode::STREAM), p.length_max);
+        let end = Var::new(0i32);
+        when(row.lt(p.rows), || end.set(p.row_ends.at(row).load_as(LoadMode::STREAM)));
+        let length = clamp_length(end.get(), p.length_max);
         when_else(
             length.le(shape.topk),
             || {

@@ -1,0 +1,174 @@
+//! Score on a device.
+
+use dsa_core::consts::{CONTEXT_MAX, HEADS, PAGE, Q_MAX, TILE};
+use dsa_core::layout::tp_scratch::TpScratch;
+use dsa_core::layout::{fp8_page, query_row};
+use dsa_core::{IndexCacheShape, IndexShape};
+use gpu::{Device, Function, LaunchConfig, Stream, View};
+use ptx::{DevicePtr, Target, TensorMap};
+
+use super::{ScoreArgs, ScoreForm, ScoreShape, build, check_pitch, key_map, query_map};
+use crate::error::KernelError;
+use crate::table::{Table, check_len, word};
+
+const KERNEL: &str = "score";
+
+/// A paged FP8 index cache of one layer, ready for tensor copies.
+#[derive(Clone, Debug)]
+pub struct KeyCache {
+    map: TensorMap,
+    shape: IndexCacheShape,
+}
+
+impl KeyCache {
+    /// The cache of `shape` in `bytes`. The memory must stay in place for as long as steps are launched on it.
+    ///
+    /// # Errors
+    /// A buffer shorter than the shape, or a base that is not 16-byte aligned.
+    pub fn new(device: &Device, bytes: &View<'_, u8>, shape: IndexCacheShape) -> Result<Self, KernelError> {
+        let needed = match shape.blocks() {
+            0 => 0,
+            n => (n - 1) * shape.page_stride() + fp8_page::BYTES,
+        };
+        check_len(KERNEL, "index cache", bytes.len(), needed)?;
+        Ok(KeyCache { map: device.tensor_map(&key_map(bytes.ptr(), shape)?)?, shape })
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> IndexCacheShape {
+        self.shape
+    }
+}
+
+/// Where a launch writes.
+#[derive(Clone, Debug)]
+pub enum ScoreOutput<'a> {
+    /// Request-compact logits and tops, with room for every row at the longest length
+    /// ([`TpScratch::capacity`](dsa_core::layout::tp_scratch::TpScratch::capacity)).
+    Compact {
+        /// BF16 bits.
+        logits: View<'a, u16>,
+        /// order16 of the largest of every 8.
+        tops: View<'a, u16>,
+    },
+    /// Row `t` at `t * pitch`.
+    Pitched {
+        /// BF16 bits.
+        logits: View<'a, u16>,
+        /// Elements from one row to the next, a multiple of 512.
+        pitch: usize,
+    },
+}
+
+/// The inputs of one step. `row_ends` gives the live rows.
+#[derive(Clone, Debug)]
+pub struct ScoreStep<'a> {
+    /// E4M3 `[rows, 32, 128]`, 16-byte aligned.
+    pub queries: View<'a, u8>,
+    /// BF16 `[rows, 32]`.
+    pub weights: View<'a, u16>,
+    /// The layer's keys.
+    pub cache: &'a KeyCache,
+    /// Index block ids per request.
+    pub table: Table<'a>,
+    /// Keys that each live row sees. Written before anything that may overlap this launch.
+    pub row_ends: View<'a, i32>,
+    /// Longest row in keys; longer ends are clamped to it on the device. At most 64 times the table's width.
+    pub length_max: usize,
+}
+
+/// The score kernel of one shape on one device.
+#[derive(Clone)]
+pub struct IndexerScore {
+    function: Function<ScoreArgs>,
+    shape: ScoreShape,
+    device: Device,
+    ctas: u32,
+}
+
+impl IndexerScore {
+    /// Builds and compiles the kernel.
+    ///
+    /// # Errors
+    /// A device whose architecture has no such kernel, or one that refuses it.
+    pub fn new(device: &Device, shape: ScoreShape) -> Result<Self, KernelError> {
+        let target = device.target()?;
+        if target != Target::Sm90a {
+            return Err(KernelError::UnsupportedTarget { kernel: KERNEL, target });
+        }
+        let function = device.load(&build(&shape, target)?)?;
+        Ok(IndexerScore { function, shape, device: device.clone(), ctas: device.info().sms })
+    }
+
+    /// What it is specialised for.
+    pub fn shape(&self) -> ScoreShape {
+        self.shape
+    }
+
+    /// The compiled kernel.
+    pub fn function(&self) -> &Function<ScoreArgs> {
+        &self.function
+    }
+
+    /// Scores a step. Overlaps its predecessor in the stream as far as dependent launches allow.
+    ///
+    /// # Errors
+    /// Sizes that disagree, before anything is launched; a launch that the device refuses.
+    pub fn launch(&self, stream: &Stream, step: &ScoreStep<'_>, output: &ScoreOutput<'_>) -> Result<(), KernelError> {
+        let q = self.shape.q() as usize;
+        let rows = step.row_ends.len();
+        let topk = match self.shape.form() {
+            ScoreForm::Compact { topk } => topk as usize,
+            ScoreForm::Pitched => dsa_core::consts::TOPK_MULTIPLE, // any: the pitched form has none
+        };
+        let shape = IndexShape::from_rows(rows, q, topk, step.length_max.max(1))?;
+        if rows == 0 {
+            return Ok(());
+        }
+        check_len(KERNEL, "queries", step.queries.len(), rows * query_row::BYTES)?;
+        check_len(KERNEL, "weights", step.weights.len(), rows * HEADS)?;
+        step.table.check(KERNEL, "table", shape.requests())?;
+        check_len(KERNEL, "table width x 64", step.table.width * PAGE, step.length_max)?;
+        let (logits, tops, pitch) = match (self.shape.form(), output) {
+            (ScoreForm::Compact { .. }, ScoreOutput::Compact { logits, tops }) => {
+                let needed = TpScratch::capacity(rows, step.length_max);
+                check_len(KERNEL, "logits", logits.len(), needed)?;
+                check_len(KERNEL, "tops", tops.len(), needed / 8)?;
+                (logits.ptr(), tops.ptr(), 0)
+            }
+            (ScoreForm::Pitched, ScoreOutput::Pitched { logits, pitch }) => {
+                check_len(KERNEL, "pitch", check_pitch(*pitch)?, step.length_max)?;
+                check_len(KERNEL, "logits", logits.len(), rows * pitch)?;
+                (logits.ptr(), DevicePtr::NULL, *pitch)
+            }
+            (ScoreForm::Compact { .. }, ScoreOutput::Pitched { .. }) => {
+                return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "tops", found: 0, needed: 1 });
+            }
+            (ScoreForm::Pitched, ScoreOutput::Compact { .. }) => {
+                return Err(KernelError::BufferTooShort {
+                    kernel: KERNEL,
+                    buffer: "pitch",
+                    found: 0,
+                    needed: step.length_max,
+                });
+            }
+        };
+        let args = ScoreArgs {
+            logits,
+            tops,
+            queries: self.device.tensor_map(&query_map(step.queries.ptr(), rows, q as u32)?)?,
+            keys: step.cache.map,
+            weights: step.weights.ptr(),
+            table: step.table.ids.ptr(),
+            row_ends: step.row_ends.ptr(),
+            table_stride: word(KERNEL, "table stride", step.table.stride)?,
+            rows: rows as u32,
+            length_max: step.length_max as u32,
+            pitch: word(KERNEL, "pitch", pitch)?,
+        };
+        Ok(self.function.launch(stream, LaunchConfig::new(self.ctas).overlap(true), &args)?)
+    }
+}
+
+// A row's length fits 32 bits, and so do a step's rows.
+const _: () = assert!(CONTEXT_MAX < u32::MAX as usize && Q_MAX * 1024 < u32::MAX as usize && TILE == 128);

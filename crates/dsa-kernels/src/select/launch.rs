@@ -1,0 +1,113 @@
+//! Select on a device.
+
+use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP};
+use dsa_core::layout::tp_scratch::TpScratch;
+use dsa_core::{IndexShape, KvShape};
+use gpu::{Device, Function, LaunchConfig, Stream, View};
+use ptx::DevicePtr;
+
+use super::{SelectArgs, SelectShape, build};
+use crate::error::KernelError;
+use crate::table::{Table, check_len, word};
+
+const KERNEL: &str = "select";
+
+/// The inputs and outputs of one step.
+#[derive(Clone, Debug)]
+pub struct SelectStep<'a> {
+    /// Compact BF16 logits, as score wrote them.
+    pub logits: View<'a, u16>,
+    /// Tops, as score wrote them.
+    pub tops: View<'a, u16>,
+    /// MLA block ids per request.
+    pub table: Table<'a>,
+    /// Sizes of the MLA cache that the rows address.
+    pub kv: KvShape,
+    /// The row ends that score was given.
+    pub row_ends: View<'a, i32>,
+    /// The longest row that score was given.
+    pub length_max: usize,
+    /// int32 `[rows, topk]`: physical rows in ascending key order, -1 past the count. May have more rows than
+    /// `row_ends`: they come out empty.
+    pub out: View<'a, i32>,
+    /// int32 `[rows]`.
+    pub counts: View<'a, i32>,
+    /// int32 `[rows, topk]`: key indices; needed exactly if the kernel writes them.
+    pub ids: Option<View<'a, i32>>,
+}
+
+/// The select kernel of one shape on one device.
+#[derive(Clone)]
+pub struct IndexerSelect {
+    function: Function<SelectArgs>,
+    shape: SelectShape,
+}
+
+impl IndexerSelect {
+    /// Builds and compiles the kernel.
+    ///
+    /// # Errors
+    /// A device that refuses it.
+    pub fn new(device: &Device, shape: SelectShape) -> Result<Self, KernelError> {
+        let function = device.load(&build(&shape, device.target()?)?)?;
+        Ok(IndexerSelect { function, shape })
+    }
+
+    /// What it is specialised for.
+    pub fn shape(&self) -> SelectShape {
+        self.shape
+    }
+
+    /// The compiled kernel.
+    pub fn function(&self) -> &Function<SelectArgs> {
+        &self.function
+    }
+
+    /// Selects a step's rows. Overlaps its predecessor in the stream as far as dependent launches allow.
+    ///
+    /// # Errors
+    /// Sizes that disagree, before anything is launched; a launch that the device refuses.
+    pub fn launch(&self, stream: &Stream, step: &SelectStep<'_>) -> Result<(), KernelError> {
+        let (q, topk) = (self.shape.q() as usize, self.shape.topk() as usize);
+        let (live, rows) = (step.row_ends.len(), step.counts.len());
+        let shape = IndexShape::from_rows(live, q, topk, step.length_max.clamp(1, CONTEXT_MAX))?;
+        check_len(KERNEL, "counts", rows, live)?;
+        check_len(KERNEL, "out", step.out.len(), rows * topk)?;
+        let ids = match (&step.ids, self.shape.ids()) {
+            (Some(ids), true) => {
+                check_len(KERNEL, "ids", ids.len(), rows * topk)?;
+                ids.ptr()
+            }
+            (None, false) => DevicePtr::NULL,
+            (ids, _) => {
+                let found = ids.as_ref().map_or(0, View::len);
+                let needed = if self.shape.ids() { rows * topk } else { 0 };
+                return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "ids", found, needed });
+            }
+        };
+        let scratch = TpScratch::capacity(live, step.length_max);
+        check_len(KERNEL, "logits", step.logits.len(), scratch)?;
+        check_len(KERNEL, "tops", step.tops.len(), scratch / KEYS_PER_TOP)?;
+        step.table.check(KERNEL, "kv table", shape.requests())?;
+        check_len(KERNEL, "kv table width x page", step.table.width.saturating_mul(step.kv.page()), step.length_max)?;
+        if step.kv.page() != self.shape.page() as usize {
+            let (found, needed) = (step.kv.page(), self.shape.page() as usize);
+            return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "kv page", found, needed });
+        }
+        let args = SelectArgs {
+            out: step.out.ptr(),
+            counts: step.counts.ptr(),
+            ids,
+            logits: step.logits.ptr(),
+            tops: step.tops.ptr(),
+            table: step.table.ids.ptr(),
+            row_ends: step.row_ends.ptr(),
+            table_stride: word(KERNEL, "kv table stride", step.table.stride)?,
+            block_rows: word(KERNEL, "kv block rows", step.kv.block_rows())?,
+            length_max: step.length_max as u32,
+            rows: live as u32,
+        };
+        let grid = word(KERNEL, "rows", rows)?;
+        Ok(self.function.launch(stream, LaunchConfig::new(grid).overlap(true), &args)?)
+    }
+}

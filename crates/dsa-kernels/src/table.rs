@@ -1,0 +1,49 @@
+//! Page tables of a step.
+
+use gpu::View;
+
+use crate::error::KernelError;
+
+/// int32 block ids: one row per request, `stride` entries apart, of which the first `width` may be read.
+///
+/// For a table with one row per query row, take its stride times q: the rows of a request share their table.
+#[derive(Clone, Debug)]
+pub struct Table<'a> {
+    /// The entries.
+    pub ids: View<'a, i32>,
+    /// Entries from one row to the next.
+    pub stride: usize,
+    /// Entries of a row.
+    pub width: usize,
+}
+
+impl Table<'_> {
+    /// Checks that `requests` rows are there.
+    pub(crate) fn check(&self, kernel: &'static str, buffer: &'static str, requests: usize) -> Result<(), KernelError> {
+        if self.stride < self.width {
+            return Err(dsa_core::ShapeError::TableStrideTooSmall {
+                table: buffer,
+                stride: self.stride,
+                width: self.width,
+            }
+            .into());
+        }
+        let needed = if requests == 0 { 0 } else { (requests - 1) * self.stride + self.width };
+        check_len(kernel, buffer, self.ids.len(), needed)
+    }
+}
+
+/// Checks that a buffer has the elements that a step needs.
+pub(crate) fn check_len(
+    kernel: &'static str,
+    buffer: &'static str,
+    found: usize,
+    needed: usize,
+) -> Result<(), KernelError> {
+    if found < needed { Err(KernelError::BufferTooShort { kernel, buffer, found, needed }) } else { Ok(()) }
+}
+
+/// A size as the kernels take it.
+pub(crate) fn word(kernel: &'static str, buffer: &'static str, n: usize) -> Result<u32, KernelError> {
+    u32::try_from(n).map_err(|_| KernelError::BufferTooShort { kernel, buffer, found: u32::MAX as usize, needed: n })
+}
