@@ -1,4 +1,4 @@
-//! Runs `y += a * x` on the first CUDA device and prints what the device is and what its assembler said.
+//! Runs `y += a * x` on the first usable GPU, or the simulator, and prints what the device is and what its assembler said.
 //!
 //! `cargo run --release -p gpu --example gpu_smoke`
 
@@ -34,7 +34,8 @@ fn axpy(target: Target) -> Result<Kernel<AxpyArgs>, VerifyError> {
 }
 
 fn main() -> Result<(), Error> {
-    let device = Device::cuda(0)?;
+    let (device, why) = Device::best();
+    println!("{why}");
     println!("{:#?}", device.info());
 
     let axpy = device.load(&axpy(device.target()?)?)?;
@@ -45,7 +46,7 @@ fn main() -> Result<(), Error> {
         started.elapsed().as_secs_f64() * 1e3
     });
 
-    let n = 10_000_000;
+    let n = if device.info().simulated { 10_000 } else { 10_000_000 };
     let x: Vec<f32> = (0..n).map(|i| (i % 1000) as f32).collect();
     let (x_dev, y_dev) = (device.upload(&x)?, device.alloc_zeros::<f32>(n)?);
     let stream = device.stream()?;

@@ -21,6 +21,7 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         match self.device.backend() {
             Backend::Cuda(context) => context.free(self.address),
+            Backend::Sim(device) => device.free(self.address),
         }
     }
 }
@@ -236,6 +237,7 @@ impl<'a, T: Pod> View<'a, T> {
         }
         match stream.backend() {
             StreamBackend::Cuda(stream) => stream.write(self.address, bytemuck::cast_slice(values)),
+            StreamBackend::Sim(stream) => stream.write(self.address, bytemuck::cast_slice(values)),
         }
     }
 
@@ -254,6 +256,7 @@ impl<'a, T: Pod> View<'a, T> {
         }
         match stream.backend() {
             StreamBackend::Cuda(stream) => stream.copy(self.address, source.address, self.bytes()),
+            StreamBackend::Sim(stream) => stream.copy(self.address, source.address, self.bytes()),
         }
     }
 
@@ -270,6 +273,7 @@ impl<'a, T: Pod> View<'a, T> {
         }
         match stream.backend() {
             StreamBackend::Cuda(stream) => stream.read(self.address, bytemuck::cast_slice_mut(&mut values))?,
+            StreamBackend::Sim(stream) => stream.read(self.address, bytemuck::cast_slice_mut(&mut values))?,
         }
         Ok(values)
     }
@@ -285,6 +289,7 @@ impl<'a, T: Pod> View<'a, T> {
         }
         match stream.backend() {
             StreamBackend::Cuda(stream) => stream.fill(self.address, self.bytes(), byte),
+            StreamBackend::Sim(stream) => stream.fill(self.address, self.bytes(), byte),
         }
     }
 }

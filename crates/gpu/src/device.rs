@@ -9,7 +9,7 @@ use crate::buffer::{Buffer, View};
 use crate::error::Error;
 use crate::function::Function;
 use crate::stream::{Event, Stream};
-use crate::{cuda, graph};
+use crate::{cuda, graph, sim};
 
 /// A CUDA driver level, as `13.0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,6 +75,7 @@ pub enum L2Promotion {
 #[derive(Clone)]
 pub(crate) enum Backend {
     Cuda(Arc<cuda::Context>),
+    Sim(Arc<sim::Device>),
 }
 
 /// A device, CUDA or simulated. Cheap to clone; all clones are the same device.
@@ -107,6 +108,49 @@ impl Device {
         Ok(Device { backend: Backend::Cuda(cuda::Context::wrap(context)?) })
     }
 
+    /// One simulated device of architecture `sm_90a`.
+    ///
+    /// # Panics
+    /// If `config` has no device.
+    pub fn simulated(config: ptx_sim::Config) -> Device {
+        Device::simulated_group(config).swap_remove(0)
+    }
+
+    /// Every device of one simulated `sm_90a` machine; they see each other's memory.
+    pub fn simulated_group(config: ptx_sim::Config) -> Vec<Device> {
+        Device::simulated_group_as(config, Target::Sm90a)
+    }
+
+    /// Every device of one simulated machine of architecture `target`.
+    pub fn simulated_group_as(config: ptx_sim::Config, target: Target) -> Vec<Device> {
+        let devices = sim::Device::group(config, target);
+        devices.into_iter().map(|device| Device { backend: Backend::Sim(device) }).collect()
+    }
+
+    /// The first CUDA device that kernels can be built for, else the simulator, and one line that says why.
+    pub fn best() -> (Device, String) {
+        let found = Device::cuda_count().and_then(|count| {
+            let mut refused = None;
+            for ordinal in 0..count {
+                match Device::cuda(ordinal).and_then(|device| Ok((device.target()?, device))) {
+                    Ok(found) => return Ok(found),
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+            Err(refused.unwrap_or(Error::NoDevice { ordinal: 0, count }))
+        });
+        match found {
+            Ok((target, device)) => {
+                let why = format!("running on {} for {target}", device.info().name);
+                (device, why)
+            }
+            Err(error) => (
+                Device::simulated(ptx_sim::Config::default()),
+                format!("running on the simulator, because no GPU is usable: {error}"),
+            ),
+        }
+    }
+
     /// Number of CUDA devices.
     ///
     /// # Errors
@@ -119,6 +163,7 @@ impl Device {
     pub fn info(&self) -> &DeviceInfo {
         match &self.backend {
             Backend::Cuda(context) => context.info(),
+            Backend::Sim(device) => device.info(),
         }
     }
 
@@ -138,6 +183,7 @@ impl Device {
     pub fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
         match &self.backend {
             Backend::Cuda(context) => Some(context.owner()),
+            Backend::Sim(_) => None,
         }
     }
 
@@ -149,6 +195,8 @@ impl Device {
     pub fn same(&self, other: &Device) -> bool {
         match (&self.backend, &other.backend) {
             (Backend::Cuda(a), Backend::Cuda(b)) => a.same(b),
+            (Backend::Sim(a), Backend::Sim(b)) => a.same(b),
+            (Backend::Cuda(_), Backend::Sim(_)) | (Backend::Sim(_), Backend::Cuda(_)) => false,
         }
     }
 
@@ -171,6 +219,7 @@ impl Device {
         let address = match (&self.backend, bytes) {
             (_, 0) => 0,
             (Backend::Cuda(context), bytes) => context.alloc(bytes as u64)?,
+            (Backend::Sim(device), bytes) => device.alloc(bytes as u64)?,
         };
         Ok(Buffer::owned(self.clone(), address, len))
     }
@@ -184,6 +233,7 @@ impl Device {
         if buffer.bytes() > 0 {
             match &self.backend {
                 Backend::Cuda(context) => context.fill(buffer.address(), buffer.bytes(), 0)?,
+                Backend::Sim(device) => device.zero(buffer.address(), buffer.bytes())?,
             }
         }
         Ok(buffer)
@@ -198,6 +248,7 @@ impl Device {
         if buffer.bytes() > 0 {
             match &self.backend {
                 Backend::Cuda(context) => context.write(buffer.address(), bytemuck::cast_slice(values))?,
+                Backend::Sim(device) => device.write(buffer.address(), bytemuck::cast_slice(values))?,
             }
         }
         Ok(buffer)
@@ -258,6 +309,7 @@ impl Device {
     pub fn tensor_map_with(&self, desc: &TensorMapDesc, promotion: L2Promotion) -> Result<TensorMap, Error> {
         match &self.backend {
             Backend::Cuda(context) => context.tensor_map(desc, promotion),
+            Backend::Sim(_) => Ok(desc.to_simulated()),
         }
     }
 
@@ -268,7 +320,11 @@ impl Device {
     /// [`Error::PeerAccess`] where the machine does not allow it.
     pub fn peer_access(&self, other: &Device) -> Result<(), Error> {
         match (&self.backend, &other.backend) {
-            (Backend::Cuda(a), Backend::Cuda(b)) => a.enable_peer(b),
+            (Backend::Cuda(a), Backend::Cuda(b)) => return a.enable_peer(b),
+            (Backend::Sim(a), Backend::Sim(b)) if a.shares_machine(b) => return Ok(()),
+            (Backend::Sim(_), _) | (_, Backend::Sim(_)) => {}
         }
+        let (from, to) = (self.info().name.clone(), other.info().name.clone());
+        Err(Error::PeerAccess { from, to, reason: "a simulated device sees only its own machine's memory".into() })
     }
 }

@@ -138,6 +138,16 @@ pub enum Error {
     /// The tensor map is malformed.
     #[error(transparent)]
     TensorMap(#[from] ptx::TensorMapError),
+    /// The simulator stopped: a kernel's fault, or something it cannot do. The machine is lost, as a CUDA context
+    /// would be.
+    #[error("{0}")]
+    Sim(#[source] Box<ptx_sim::Fault>),
+    /// The simulator does not offer this.
+    #[error("the simulator does not model {what}")]
+    NotSimulated {
+        /// The missing feature.
+        what: String,
+    },
     /// Any other failure of a driver call.
     #[error("{call}: {name} ({code})")]
     Driver {
@@ -180,7 +190,7 @@ fn targets_text(targets: &[Target]) -> String {
 impl Error {
     /// Whether the device context is lost for good, as after an illegal access.
     pub fn is_fault(&self) -> bool {
-        matches!(self, Error::Fault { .. })
+        matches!(self, Error::Fault { .. } | Error::Sim(_))
     }
 
     /// Whether there is simply no usable GPU here, so that the simulator is the natural alternative.

@@ -52,6 +52,8 @@ const CLUSTER_MAX: u32 = 16;
 
 enum FunctionBackend {
     Cuda(Arc<cuda::Loaded>),
+    /// The simulator runs the instruction list itself.
+    Sim(JitReport),
 }
 
 /// A kernel, compiled and resident on one device. Cheap to clone.
@@ -98,6 +100,7 @@ impl<A: KernelArgs> Function<A> {
         }
         let backend = match device.backend() {
             Backend::Cuda(context) => FunctionBackend::Cuda(context.load(ir)?),
+            Backend::Sim(_) => FunctionBackend::Sim(JitReport::simulated(ir.shared_bytes)),
         };
         Ok(Function {
             device: device.clone(),
@@ -127,6 +130,7 @@ impl<A: KernelArgs> Function<A> {
     pub fn report(&self) -> &JitReport {
         match &*self.backend {
             FunctionBackend::Cuda(loaded) => &loaded.report,
+            FunctionBackend::Sim(report) => report,
         }
     }
 
@@ -153,6 +157,10 @@ impl<A: KernelArgs> Function<A> {
                 },
                 &args,
             ),
+            (FunctionBackend::Sim(_), StreamBackend::Sim(stream)) => stream.launch(&self.ir, config, &args),
+            (FunctionBackend::Cuda(_), StreamBackend::Sim(_)) | (FunctionBackend::Sim(_), StreamBackend::Cuda(_)) => {
+                unreachable!("one device has one backend")
+            }
         }
     }
 

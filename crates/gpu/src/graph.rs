@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 
 use crate::buffer::Allocation;
-use crate::cuda;
 use crate::device::Device;
 use crate::error::Error;
 use crate::stream::{Stream, StreamBackend};
+use crate::{cuda, sim};
 
 /// The shape of a captured graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,7 @@ pub struct GraphInfo {
 
 enum GraphBackend {
     Cuda(cuda::Graph),
+    Sim(sim::Graph),
 }
 
 /// A captured sequence of work, replayed by one call. Buffers are captured by address: their contents may change
@@ -68,23 +69,22 @@ pub(crate) fn retain_while_capturing(allocation: Allocation) {
 /// Marks the thread as capturing until dropped.
 struct Scope;
 
-impl Scope {
-    fn enter() -> Scope {
-        CAPTURING.set(Some(Vec::new()));
-        Scope
-    }
-
-    fn retained(&self) -> Vec<Allocation> {
-        CAPTURING.with_borrow_mut(|c| c.as_mut().map(std::mem::take)).unwrap_or_default()
-    }
-}
-
 impl Drop for Scope {
     fn drop(&mut self) {
-        // Dropped after the thread has left the capture, so that freeing is possible again.
+        // Leave the capture first, so that freeing what it retained is possible again.
         let retained = CAPTURING.take();
         drop(retained);
     }
+}
+
+/// Runs `enqueue` with the thread marked as capturing, and also returns the memory that it dropped.
+fn in_scope(enqueue: impl FnOnce() -> Result<(), Error>) -> (Result<(), Error>, Vec<Allocation>) {
+    CAPTURING.set(Some(Vec::new()));
+    let scope = Scope;
+    let enqueued = enqueue();
+    let retained = CAPTURING.take().unwrap_or_default();
+    drop(scope);
+    (enqueued, retained)
 }
 
 impl Graph {
@@ -99,13 +99,21 @@ impl Graph {
         let (backend, retained) = match stream.backend() {
             StreamBackend::Cuda(raw) => {
                 let capture = cuda::Capture::begin(raw)?;
-                let scope = Scope::enter();
-                let enqueued = enqueue(stream);
-                let retained = scope.retained();
-                drop(scope);
-                // A failed closure abandons the capture; its own error says more than the driver's.
-                enqueued?;
+                let (enqueued, retained) = in_scope(|| enqueue(stream));
+                if let Err(error) = enqueued {
+                    drop(capture); // before the memory it may have recorded
+                    return Err(error);
+                }
                 (GraphBackend::Cuda(capture.end("captured graph")?), retained)
+            }
+            StreamBackend::Sim(raw) => {
+                let capture = sim::Capture::begin(raw)?;
+                let (enqueued, retained) = in_scope(|| enqueue(stream));
+                if let Err(error) = enqueued {
+                    drop(capture);
+                    return Err(error);
+                }
+                (GraphBackend::Sim(capture.end()?), retained)
             }
         };
         Ok(Graph { device: stream.device().clone(), backend, _retained: retained })
@@ -119,6 +127,10 @@ impl Graph {
         self.device.expect_same("stream", stream.device())?;
         match (&self.backend, stream.backend()) {
             (GraphBackend::Cuda(graph), StreamBackend::Cuda(stream)) => graph.launch(stream),
+            (GraphBackend::Sim(graph), StreamBackend::Sim(stream)) => graph.launch(stream),
+            (GraphBackend::Cuda(_), StreamBackend::Sim(_)) | (GraphBackend::Sim(_), StreamBackend::Cuda(_)) => {
+                unreachable!("one device has one backend")
+            }
         }
     }
 
@@ -131,6 +143,7 @@ impl Graph {
     pub fn info(&self) -> GraphInfo {
         match &self.backend {
             GraphBackend::Cuda(graph) => graph.info,
+            GraphBackend::Sim(graph) => graph.info,
         }
     }
 }

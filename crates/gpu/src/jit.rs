@@ -37,6 +37,13 @@ impl JitReport {
     }
 }
 
+impl JitReport {
+    /// The simulator assembles nothing.
+    pub(crate) fn simulated(shared_bytes: u32) -> Self {
+        JitReport { shared_bytes, ..JitReport::default() }
+    }
+}
+
 /// The larger of "N bytes spill stores" and "N bytes spill loads" in an assembler log.
 fn spill_bytes(log: &str) -> Option<u32> {
     let number_before = |what: &str| -> Option<u32> {

@@ -24,6 +24,7 @@ mod error;
 mod function;
 mod graph;
 mod jit;
+mod sim;
 mod stream;
 
 pub use buffer::{Buffer, View};
@@ -33,6 +34,9 @@ pub use function::{Function, LaunchConfig};
 pub use graph::{Graph, GraphInfo};
 pub use jit::JitReport;
 pub use stream::{Event, Stream};
+
+/// A simulated machine's size and behaviour, for [`Device::simulated`], and how its runs can end, for [`Error::Sim`].
+pub use ptx_sim::{Config as SimConfig, Fault as SimFault, SimError, Trap as SimTrap, TrapKind as SimTrapKind};
 
 /// The bindings that [`Device::from_cuda`], [`Stream::from_cuda`] and [`Device::wrap_cuda`] interoperate with.
 pub use cudarc;

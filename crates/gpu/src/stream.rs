@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crate::device::{Backend, Device};
 use crate::error::Error;
-use crate::{cuda, graph};
+use crate::{cuda, graph, sim};
 
 pub(crate) enum StreamBackend {
     Cuda(cuda::Stream),
+    Sim(sim::Stream),
 }
 
 /// A queue of work: what is enqueued runs in order. Cheap to clone; all clones are the same stream.
@@ -27,6 +28,7 @@ impl Stream {
     pub(crate) fn new(device: &Device) -> Result<Stream, Error> {
         let backend = match device.backend() {
             Backend::Cuda(context) => StreamBackend::Cuda(cuda::Stream::new(context)?),
+            Backend::Sim(device) => StreamBackend::Sim(sim::Stream::new(device)?),
         };
         Ok(Stream { device: device.clone(), backend: Arc::new(backend) })
     }
@@ -40,6 +42,7 @@ impl Stream {
         device.expect_same("stream", &owner)?;
         let backend = match device.backend() {
             Backend::Cuda(context) => StreamBackend::Cuda(cuda::Stream::from_bindings(context, stream)),
+            Backend::Sim(_) => unreachable!("the owner is a CUDA device, and the devices are the same"),
         };
         Ok(Stream { device: device.clone(), backend: Arc::new(backend) })
     }
@@ -55,6 +58,10 @@ impl Stream {
     pub unsafe fn from_raw(device: &Device, stream: cudarc::driver::sys::CUstream) -> Result<Stream, Error> {
         let backend = match device.backend() {
             Backend::Cuda(context) => StreamBackend::Cuda(cuda::Stream::from_raw(context, stream)),
+            Backend::Sim(_) => {
+                let expected = device.info().name.clone();
+                return Err(Error::WrongDevice { what: "stream", found: "CUDA".into(), expected });
+            }
         };
         Ok(Stream { device: device.clone(), backend: Arc::new(backend) })
     }
@@ -72,6 +79,7 @@ impl Stream {
     pub fn cuda_stream(&self) -> Option<cudarc::driver::sys::CUstream> {
         match &*self.backend {
             StreamBackend::Cuda(stream) => Some(stream.raw()),
+            StreamBackend::Sim(_) => None,
         }
     }
 
@@ -83,6 +91,7 @@ impl Stream {
         graph::refuse_while_capturing("waiting for a stream")?;
         match &*self.backend {
             StreamBackend::Cuda(stream) => stream.synchronize(),
+            StreamBackend::Sim(stream) => stream.synchronize(),
         }
     }
 
@@ -94,6 +103,7 @@ impl Stream {
         graph::refuse_while_capturing("querying a stream")?;
         match &*self.backend {
             StreamBackend::Cuda(stream) => stream.is_idle(),
+            StreamBackend::Sim(stream) => stream.synchronize().map(|()| true),
         }
     }
 
@@ -103,13 +113,20 @@ impl Stream {
     /// What the driver reports.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         match (&*self.backend, &event.backend) {
-            (StreamBackend::Cuda(stream), EventBackend::Cuda(event)) => stream.wait(event),
+            (StreamBackend::Cuda(stream), EventBackend::Cuda(event)) => return stream.wait(event),
+            (StreamBackend::Sim(stream), EventBackend::Sim(event)) if stream.shares_machine(event) => {
+                return stream.wait(event);
+            }
+            (StreamBackend::Sim(_), _) | (_, EventBackend::Sim(_)) => {}
         }
+        let (found, expected) = (event.device.info().name.clone(), self.device.info().name.clone());
+        Err(Error::WrongDevice { what: "event", found, expected })
     }
 }
 
 enum EventBackend {
     Cuda(cuda::Event),
+    Sim(sim::Event),
 }
 
 /// A point in a stream's work.
@@ -128,6 +145,7 @@ impl Event {
     pub(crate) fn new(device: &Device) -> Result<Event, Error> {
         let backend = match device.backend() {
             Backend::Cuda(context) => EventBackend::Cuda(cuda::Event::new(context)?),
+            Backend::Sim(device) => EventBackend::Sim(sim::Event::new(device)?),
         };
         Ok(Event { device: device.clone(), backend })
     }
@@ -140,6 +158,10 @@ impl Event {
         self.device.expect_same("stream", stream.device())?;
         match (&self.backend, stream.backend()) {
             (EventBackend::Cuda(event), StreamBackend::Cuda(stream)) => event.record(stream),
+            (EventBackend::Sim(event), StreamBackend::Sim(stream)) => event.record(stream),
+            (EventBackend::Cuda(_), StreamBackend::Sim(_)) | (EventBackend::Sim(_), StreamBackend::Cuda(_)) => {
+                unreachable!("one device has one backend")
+            }
         }
     }
 
@@ -151,6 +173,7 @@ impl Event {
         graph::refuse_while_capturing("waiting for an event")?;
         match &self.backend {
             EventBackend::Cuda(event) => event.synchronize(),
+            EventBackend::Sim(event) => event.synchronize(),
         }
     }
 
@@ -162,6 +185,7 @@ impl Event {
         graph::refuse_while_capturing("querying an event")?;
         match &self.backend {
             EventBackend::Cuda(event) => event.is_complete(),
+            EventBackend::Sim(event) => event.synchronize().map(|()| true),
         }
     }
 
@@ -173,6 +197,7 @@ impl Event {
         self.device.expect_same("event", &end.device)?;
         match (&self.backend, &end.backend) {
             (EventBackend::Cuda(start), EventBackend::Cuda(end)) => start.elapsed_ms(end).map(Some),
+            (EventBackend::Sim(_), _) | (_, EventBackend::Sim(_)) => Ok(None),
         }
     }
 }

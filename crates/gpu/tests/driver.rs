@@ -28,8 +28,10 @@ fn child() {
     };
     println!("ERROR {kind}: {error}");
     assert!(error.is_unavailable());
-    // Asking again gives the same answer.
+    // Asking again gives the same answer, and the simulator is at hand.
     assert_eq!(Device::cuda(0).unwrap_err().to_string(), error.to_string());
+    let (device, why) = Device::best();
+    assert!(device.info().simulated && why.contains("simulator"), "{why}");
 }
 
 /// Symbols this crate needs, from its own list.

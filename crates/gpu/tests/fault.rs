@@ -34,6 +34,17 @@ fn fault_and_drop(device: Device) -> Vec<Error> {
 }
 
 #[test]
+fn a_fault_on_the_simulator_is_reported_first_and_last() {
+    let errors = fault_and_drop(simulated());
+    for error in errors {
+        assert!(error.is_fault(), "{error}");
+        assert!(matches!(&error, Error::Sim(fault) if fault.to_string().contains("iota")), "{error}");
+    }
+    // Another machine is not concerned.
+    simulated().alloc_zeros::<u32>(4).unwrap();
+}
+
+#[test]
 fn a_fault_on_a_gpu_is_reported_first_and_last() {
     let Some(device) = cuda() else { return };
     let errors = fault_and_drop(device);
@@ -44,5 +55,25 @@ fn a_fault_on_a_gpu_is_reported_first_and_last() {
             other => panic!("{other}"),
         }
         assert_eq!(error.to_string(), first, "the first fault stays");
+    }
+    // A CPU-side object still works.
+    simulated().alloc_zeros::<u32>(4).unwrap();
+}
+
+#[test]
+fn reading_uninitialised_memory_traps_on_the_simulator() {
+    let device = simulated();
+    let stream = device.stream().unwrap();
+    let (x, y) = (device.alloc::<f32>(4).unwrap(), device.alloc_zeros::<f32>(4).unwrap());
+    let axpy = device.load(&axpy(device.target().unwrap())).unwrap();
+    axpy.launch(&stream, LaunchConfig::new(1), &AxpyArgs { y: y.ptr(), x: x.ptr(), a: 1.0, n: 4 }).unwrap();
+    match error_of(stream.synchronize()) {
+        Error::Sim(fault) => match *fault {
+            gpu::SimFault::Trap(trap) => {
+                assert_eq!((trap.kernel.as_str(), trap.kind), ("axpy", gpu::SimTrapKind::Uninitialized), "{trap}");
+            }
+            other => panic!("{other}"),
+        },
+        other => panic!("{other}"),
     }
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use gpu::{Device, Error, LaunchConfig};
+use gpu::{Device, Error, LaunchConfig, SimConfig};
 use ptx::*;
 
 kernel_args! {
@@ -186,6 +186,18 @@ fn a_kernel_of_another_architecture_is_refused_by_name() {
 }
 
 #[test]
+fn a_simulated_machine_can_be_of_either_architecture() {
+    for target in Target::ALL {
+        let device = Device::simulated_group_as(SimConfig::default(), target).swap_remove(0);
+        let stream = device.stream().unwrap();
+        let out = device.alloc::<u32>(4).unwrap();
+        let iota = device.load(&iota(target, 9)).unwrap();
+        iota.launch(&stream, LaunchConfig::new(1), &FillArgs { out: out.ptr(), n: 4 }).unwrap();
+        assert_eq!(out.copy_to_vec(&stream).unwrap(), [9, 10, 11, 12]);
+    }
+}
+
+#[test]
 fn overlap_is_refused_for_a_kernel_that_never_waits() {
     on_every_device(|device| {
         let stream = device.stream().unwrap();
@@ -229,7 +241,7 @@ fn shared_memory_works_at_the_default_limit_and_at_the_largest() {
             let function = device.load(&kernel).unwrap();
             assert_eq!(function.report().shared_bytes, bytes, "{device:?}");
             let out = device.alloc_zeros::<u32>(THREADS as usize).unwrap();
-            function.launch(&stream, LaunchConfig::new(2), &FillArgs { out: out.ptr(), n: THREADS }).unwrap();
+            function.launch(&stream, LaunchConfig::new(1), &FillArgs { out: out.ptr(), n: THREADS }).unwrap();
             let want: Vec<u32> = (0..THREADS).map(|i| (THREADS - 1 - i) * 3).collect();
             assert_eq!(out.copy_to_vec(&stream).unwrap(), want, "{device:?}, {bytes} bytes");
         }
@@ -237,7 +249,18 @@ fn shared_memory_works_at_the_default_limit_and_at_the_largest() {
 }
 
 #[test]
-fn clusters_run_on_cuda() {
+fn a_stream_of_another_device_is_refused() {
+    let (mine, other) = (simulated(), simulated());
+    let iota = mine.load(&iota(mine.target().unwrap(), 0)).unwrap();
+    let out = mine.alloc::<u32>(4).unwrap();
+    let stream = other.stream().unwrap();
+    let error = error_of(iota.launch(&stream, LaunchConfig::new(1), &FillArgs { out: out.ptr(), n: 4 }));
+    assert!(matches!(error, Error::WrongDevice { what: "stream", .. }), "{error}");
+    assert!(matches!(error_of(out.copy_to_vec(&stream)), Error::WrongDevice { .. }));
+}
+
+#[test]
+fn clusters_run_on_cuda_and_are_refused_by_name_on_the_simulator() {
     on_every_device(|device| {
         let stream = device.stream().unwrap();
         let iota = device.load(&iota(device.target().unwrap(), 3)).unwrap();
@@ -246,8 +269,12 @@ fn clusters_run_on_cuda() {
         for size in [1, 2, 8, 16] {
             let config = LaunchConfig::new(16).cluster(size);
             let launched = iota.launch(&stream, config, &FillArgs { out: out.ptr(), n });
-            launched.unwrap();
-            assert_eq!(out.copy_to_vec(&stream).unwrap()[(n - 1) as usize], n - 1 + 3);
+            if device.info().simulated && size > 1 {
+                assert!(matches!(error_of(launched), Error::NotSimulated { .. }));
+            } else {
+                launched.unwrap();
+                assert_eq!(out.copy_to_vec(&stream).unwrap()[(n - 1) as usize], n - 1 + 3);
+            }
         }
     });
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use gpu::{Buffer, Device, Error, LaunchConfig};
+use gpu::{Buffer, Device, Error, LaunchConfig, SimConfig};
 
 #[test]
 fn copies_round_trip_through_views() {
@@ -155,9 +155,25 @@ fn elapsed_time_is_positive_on_cuda_and_unknown_on_the_simulator() {
 }
 
 #[test]
+fn devices_of_one_machine_share_memory_and_others_do_not() {
+    let group = Device::simulated_group(SimConfig { devices: 2, ..SimConfig::default() });
+    assert_eq!(group.len(), 2);
+    group[0].peer_access(&group[1]).unwrap();
+    group[0].peer_access(&group[1]).unwrap(); // twice is fine
+    let stream = group[0].stream().unwrap();
+    let theirs = group[1].upload(&[5u32, 6]).unwrap();
+    let mine = group[0].alloc::<u32>(2).unwrap();
+    mine.copy_from_device(&stream, &theirs.as_view()).unwrap();
+    assert_eq!(mine.copy_to_vec(&stream).unwrap(), [5, 6]);
+    let error = error_of(group[0].peer_access(&simulated()));
+    assert!(matches!(&error, Error::PeerAccess { from, .. } if from == "sim:0"), "{error}");
+}
+
+#[test]
 fn peers_of_a_gpu_are_itself_and_never_the_simulator() {
     let Some(device) = cuda() else { return };
     device.peer_access(&device).unwrap();
+    assert!(matches!(error_of(device.peer_access(&simulated())), Error::PeerAccess { .. }));
     let count = Device::cuda_count().unwrap();
     if count < 2 {
         eprintln!("SKIPPED: one CUDA device, peer copies need two");

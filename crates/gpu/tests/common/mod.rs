@@ -4,11 +4,17 @@
 use gpu::{Device, Error};
 use ptx::*;
 
-/// Runs `test` on every device there is: CUDA device 0 if it can be used.
+/// Runs `test` on every device there is: the simulator, and CUDA device 0 if it can be used.
 pub fn on_every_device(test: impl Fn(&Device)) {
+    test(&simulated());
     if let Some(device) = cuda() {
         test(&device);
     }
+}
+
+/// A fresh simulated device.
+pub fn simulated() -> Device {
+    Device::simulated(gpu::SimConfig::default())
 }
 
 /// CUDA device 0, or `None` and a line that says why not.
