@@ -278,3 +278,66 @@ fn clusters_run_on_cuda_and_are_refused_by_name_on_the_simulator() {
         }
     });
 }
+
+kernel_args! {
+    struct MeetArgs / MeetParams {
+        /// [1] set by the other device
+        mine: DevicePtr<u32>,
+        /// [1] of the other device
+        theirs: DevicePtr<u32>,
+    }
+}
+
+/// Raises the other device's flag and waits for its own.
+fn meet(target: Target) -> Kernel<MeetArgs> {
+    build::<MeetArgs>("meet", target, LaunchBounds::threads(32), |p| {
+        when(thread_index().eq(0), || {
+            p.theirs.store_as(Sem::Release(Scope::Sys), 1);
+            while_(|| p.mine.load_as(LoadMode::acquire(Scope::Sys)).eq(0), || {});
+        });
+    })
+    .expect("meet is well formed")
+}
+
+#[test]
+fn launches_on_two_devices_meet_when_both_are_enqueued() {
+    let mut pairs = vec![Device::simulated_group(SimConfig { devices: 2, ..SimConfig::default() })];
+    match Device::cuda_count() {
+        Ok(count) if count >= 2 => pairs.push(vec![Device::cuda(0).unwrap(), Device::cuda(1).unwrap()]),
+        _ => eprintln!("SKIPPED: no two CUDA devices"),
+    }
+    for pair in pairs {
+        let flags: Vec<_> = pair.iter().map(|device| device.alloc_zeros::<u32>(1).unwrap()).collect();
+        let streams: Vec<_> = pair.iter().map(|device| device.stream().unwrap()).collect();
+        let functions: Vec<_> = pair.iter().map(|d| d.load(&meet(d.target().unwrap())).unwrap()).collect();
+        pair[0].peer_access(&pair[1]).unwrap();
+        pair[1].peer_access(&pair[0]).unwrap();
+        for (i, function) in functions.iter().enumerate() {
+            let args = MeetArgs { mine: flags[i].ptr(), theirs: flags[1 - i].ptr() };
+            function.launch(&streams[i], LaunchConfig::new(1), &args).unwrap();
+        }
+        for (stream, flag) in streams.iter().zip(&flags) {
+            assert_eq!(flag.copy_to_vec(stream).unwrap(), [1], "{pair:?}");
+        }
+    }
+}
+
+#[test]
+fn waiting_for_an_idle_stream_does_not_run_another_on_the_simulator() {
+    // Half of a meeting: running it alone would be a deadlock.
+    let pair = Device::simulated_group(SimConfig { devices: 2, ..SimConfig::default() });
+    let flags: Vec<_> = pair.iter().map(|device| device.alloc_zeros::<u32>(1).unwrap()).collect();
+    let streams: Vec<_> = pair.iter().map(|device| device.stream().unwrap()).collect();
+    let meet_of = |i: usize| {
+        let args = MeetArgs { mine: flags[i].ptr(), theirs: flags[1 - i].ptr() };
+        let function = pair[i].load(&meet(Target::Sm90a)).unwrap();
+        function.launch(&streams[i], LaunchConfig::new(1), &args).unwrap();
+    };
+    meet_of(0);
+    streams[1].synchronize().unwrap();
+    assert_eq!(flags[1].copy_to_vec(&streams[1]).unwrap(), [0]);
+    pair[1].upload(&[1u32, 2, 3]).unwrap();
+    meet_of(1);
+    streams[0].synchronize().unwrap();
+    assert_eq!(flags[1].copy_to_vec(&streams[1]).unwrap(), [1]);
+}

@@ -159,16 +159,19 @@ impl Context {
             local_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             static_shared_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
         };
-        let limit = self.info().shared_bytes_max;
-        let requested = attributes.static_shared_bytes + shared_bytes;
-        if requested > limit {
-            return Err(Error::SharedTooLarge { kernel: name.into(), requested, limit });
-        }
         // Always, not only above 48 KiB: static shared memory counts towards the default limit too.
         let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: `function` was found above.
-        let set = unsafe { sys::cuFuncSetAttribute(function, shared, shared_bytes as i32) };
-        self.check("cuFuncSetAttribute", set)?;
+        match unsafe { sys::cuFuncSetAttribute(function, shared, shared_bytes as i32) } {
+            CUresult::CUDA_ERROR_INVALID_VALUE => {
+                return Err(Error::SharedTooLarge {
+                    kernel: name.into(),
+                    requested: attributes.static_shared_bytes + shared_bytes,
+                    limit: self.info().shared_bytes_max,
+                });
+            }
+            set => self.check("cuFuncSetAttribute", set)?,
+        }
         let large_clusters = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: `function` was found above.
         let set = unsafe { sys::cuFuncSetAttribute(function, large_clusters, 1) };
@@ -245,6 +248,25 @@ mod tests {
             Some(Error::PtxRefused { log, .. }) => assert!(log.contains("frobnicate"), "{log}"),
             Some(other) => panic!("{other}"),
             None => {}
+        }
+    }
+
+    #[test]
+    fn static_and_dynamic_shared_memory_together_are_held_to_the_limit() {
+        let Ok(context) = Context::primary(0) else {
+            eprintln!("SKIPPED: no CUDA device");
+            return;
+        };
+        let limit = context.info().shared_bytes_max;
+        let text = ".version 8.4\n.target sm_90a\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n\
+            .visible .entry k() { .shared .align 4 .b32 word; .reg .b32 r; st.shared.b32 [word], 1; \
+            ld.shared.b32 r, [dynamic]; st.shared.b32 [word], r; ret; }\n";
+        context.load_text("k", text, limit - 16).expect("four bytes of static memory fit beside it");
+        match context.load_text("k", text, limit).map(|_| ()) {
+            Err(Error::SharedTooLarge { kernel, limit: found, .. }) => {
+                assert_eq!((kernel.as_str(), found), ("k", limit))
+            }
+            other => panic!("{other:?}"),
         }
     }
 

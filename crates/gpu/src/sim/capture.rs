@@ -72,7 +72,7 @@ impl<'a> Capture<'a> {
         let info = info(&commands);
         let mut state = self.stream.device().machine().lock()?;
         // Streams and events of the graph's own, so that replays do not disturb what the captured ones do meanwhile.
-        let forks = devices[1..].iter().map(|device| state.machine.create_stream(*device)).collect();
+        let forks = devices[1..].iter().map(|device| (*device, state.machine.create_stream(*device))).collect();
         let mut own: HashMap<EventId, EventId> = HashMap::new();
         let commands = commands
             .into_iter()
@@ -141,7 +141,7 @@ fn info(commands: &[(usize, Command)]) -> GraphInfo {
 /// A recorded sequence.
 pub(crate) struct Graph {
     /// Streams of the graph's own, for what joined the captured stream.
-    forks: Vec<StreamId>,
+    forks: Vec<(DeviceId, StreamId)>,
     commands: Vec<(usize, Command)>,
     pub(crate) info: GraphInfo,
 }
@@ -155,7 +155,7 @@ impl Graph {
         let machine = stream.device().machine();
         let mut state = machine.lock()?;
         for (number, command) in &self.commands {
-            let target = if *number == 0 { stream.id() } else { self.forks[number - 1] };
+            let target = if *number == 0 { stream.target() } else { self.forks[number - 1] };
             machine.enqueue(&mut state, target, command.clone())?;
         }
         stream.mark_pending(&state);

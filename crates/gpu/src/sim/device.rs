@@ -48,19 +48,25 @@ pub(super) struct State {
     pub(super) machine: MobileMachine,
     /// Number of completed runs; work stamped with it is still waiting.
     pub(super) runs: u64,
-    /// Whether anything waits.
-    pub(super) pending: bool,
+    /// The run that will execute each device's last enqueued command; [`NEVER`] before the first.
+    enqueued_before: Vec<u64>,
 }
 
 /// An L2 the size of an H200's, for code that sizes its working set by it.
 const L2_BYTES: u64 = 60 << 20;
+/// No run.
+pub(super) const NEVER: u64 = u64::MAX;
 /// Zeroes are written in pieces of this many bytes.
 const ZERO_CHUNK: usize = 1 << 20;
 
 impl Device {
     /// Every device of a new machine, as devices of architecture `target`.
     pub(crate) fn group(config: Config, target: Target) -> Vec<Arc<Device>> {
-        let state = State { machine: MobileMachine(Machine::new(config)), runs: 0, pending: false };
+        let state = State {
+            machine: MobileMachine(Machine::new(config)),
+            runs: 0,
+            enqueued_before: vec![NEVER; config.devices],
+        };
         let machine = Arc::new(SharedMachine { state: Mutex::new(state), fault: OnceLock::new() });
         (0..config.devices as u32)
             .map(|id| {
@@ -107,12 +113,12 @@ impl Device {
         self.machine.lock()?.machine.alloc(self.id, bytes).map_err(memory_error)
     }
 
-    /// Frees an allocation after what is enqueued, as the driver does.
+    /// Frees an allocation after what is enqueued on its device, as the driver does.
     pub(crate) fn free(&self, address: u64) {
         // A fault is recorded and will be reported by the next call; a drop has nobody to tell.
-        if let Ok(mut state) = self.machine.lock()
-            && self.machine.run(&mut state).is_ok()
-        {
+        let Ok(mut state) = self.machine.lock() else { return };
+        let pending = state.enqueued_before[self.id.0 as usize] == state.runs;
+        if !pending || self.machine.run(&mut state).is_ok() {
             let _ = state.machine.free(address);
         }
     }
@@ -144,8 +150,13 @@ impl SharedMachine {
         }
     }
 
-    /// Enqueues `command`. When the machine can hold no more, what waits runs first, as a full driver queue would.
-    pub(super) fn enqueue(&self, state: &mut State, stream: StreamId, command: Command) -> Result<(), Error> {
+    /// Enqueues `command` on `stream` of `device`. When the machine can hold no more, what waits runs first, as a full driver queue would.
+    pub(super) fn enqueue(
+        &self,
+        state: &mut State,
+        (device, stream): (DeviceId, StreamId),
+        command: Command,
+    ) -> Result<(), Error> {
         let kernel = match &command {
             Command::Launch(launch) => Some(launch.kernel.clone()),
             _ => None,
@@ -158,16 +169,12 @@ impl SharedMachine {
             }
             enqueued => enqueued.map_err(|error| launch_error(error, kernel()))?,
         }
-        state.pending = true;
+        state.enqueued_before[device.0 as usize] = state.runs;
         Ok(())
     }
 
     /// Runs everything that waits.
     pub(super) fn run(&self, state: &mut State) -> Result<(), Error> {
-        if !state.pending {
-            return Ok(());
-        }
-        state.pending = false;
         state.runs += 1;
         state.machine.run().map_err(|fault| self.fault.get_or_init(|| Error::Sim(Box::new(fault))).clone())
     }

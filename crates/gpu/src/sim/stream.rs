@@ -5,10 +5,10 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 use ptx::{ArgBuffer, KernelIr};
-use ptx_sim::{Command, EventId, Launch, StreamId};
+use ptx_sim::{Command, DeviceId, EventId, Launch, StreamId};
 
 use super::capture::Recording;
-use super::device::{Device, State, memory_error};
+use super::device::{Device, NEVER, State, memory_error};
 use crate::error::Error;
 use crate::function::LaunchConfig;
 
@@ -22,8 +22,6 @@ pub(crate) struct Stream {
     capture: Mutex<Option<(Arc<Recording>, usize)>>,
 }
 
-const NEVER: u64 = u64::MAX;
-
 impl Stream {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Stream, Error> {
         let id = device.machine().lock()?.machine.create_stream(device.id());
@@ -34,8 +32,9 @@ impl Stream {
         &self.device
     }
 
-    pub(super) fn id(&self) -> StreamId {
-        self.id
+    /// Where the machine enqueues what this stream gets.
+    pub(super) fn target(&self) -> (DeviceId, StreamId) {
+        (self.device.id(), self.id)
     }
 
     /// Puts `command` into the capture, if there is one, or into the machine.
@@ -46,7 +45,7 @@ impl Stream {
         }
         let machine = self.device.machine();
         let mut state = machine.lock()?;
-        machine.enqueue(&mut state, self.id, command)?;
+        machine.enqueue(&mut state, self.target(), command)?;
         self.mark_pending(&state);
         Ok(())
     }
