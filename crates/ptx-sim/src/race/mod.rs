@@ -2,7 +2,7 @@
 //!
 //! Two accesses race when they touch a common byte, at least one writes, neither happened before the other, and they are
 //! not both strong with scopes that include each other (PTX ISA, "Memory consistency model"). Happens-before is kept by
-//! vector clocks as in FastTrack (Flanagan and Freund, PLDI 2009): a [`Clock`] per warp, and per 4 bytes of memory the
+//! vector clocks as in FastTrack (Flanagan and Freund, PLDI 2009): a [`Clock`] per warp, and per piece of memory the
 //! last write and the reads since ([`Shadow`]).
 //!
 //! One run sees one interleaving, but a race is found in every interleaving in which no chance synchronisation (a lock
@@ -11,12 +11,15 @@
 //! | simplification | effect |
 //! |---|---|
 //! | an acquire, or a wait, by one lane counts for its warp | may miss a race |
-//! | past 32 concurrent readers of 4 bytes, readers of one launch are told apart from other launches only | may miss a race |
-//! | a strong access replaces earlier accesses that happened before it | may miss a race |
+//! | past 32 concurrent readers of a place, readers of one launch are told apart from other launches only | may miss a race |
+//! | a strong access replaces earlier accesses, those that happened before it and strong ones that did not | may miss a race |
+| of a place that several lanes of a warp read, a release by several but not all lanes covers all | may miss a race |
 //! //!
 //! It never reports accesses that are ordered. Where a kernel relies on lanes of a warp running in step, that is a race.
 
 mod agents;
+mod cell;
+mod record;
 mod shadow;
 mod sync;
 #[cfg(test)]

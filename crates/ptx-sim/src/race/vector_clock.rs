@@ -402,7 +402,20 @@ impl Clock {
         if agent != self.agent {
             return self.seen.covers(agent, epoch, past_lane, 0);
         }
-        past_lane == lane || self.seen.covers(agent, epoch, past_lane, 1 << lane)
+        (past_lane == lane && lane != SEVERAL_LANES)
+            || self.seen.covers(agent, epoch, past_lane, 1u32.checked_shl(lane.into()).unwrap_or(0))
+    }
+
+    /// Whether all accesses of all lanes of an agent up to `epoch` happened before.
+    #[inline]
+    pub(super) fn is_after_all_lanes(&self, agent: AgentId, epoch: u32) -> bool {
+        self.seen.epoch(agent) >= epoch || self.seen.launches.contains(agent)
+    }
+
+    /// Whether anything is known of some lanes of an agent only.
+    #[inline]
+    pub(super) fn knows_single_lanes(&self) -> bool {
+        !self.seen.partial.is_empty() || self.fenced.as_ref().is_some_and(|known| !known.partial.is_empty())
     }
 
     /// Whether a proxy fence follows a generic write that happened before the next asynchronous access.
