@@ -14,7 +14,7 @@
 //! | past 32 concurrent readers of a place, readers of one launch are told apart from other launches only | may miss a race |
 //! | a strong access replaces earlier accesses, those that happened before it and strong ones that did not | may miss a race |
 //! | of a place that several lanes of a warp read, a release by several but not all lanes covers all | may miss a race |
-//! //!
+//!
 //! It never reports accesses that are ordered. Where a kernel relies on lanes of a warp running in step, that is a race.
 
 mod agents;

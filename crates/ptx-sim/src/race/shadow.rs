@@ -114,7 +114,7 @@ impl Shadow {
         while rest != 0 {
             let lane = rest.trailing_zeros();
             let offset = offsets[lane as usize];
-            if group != 0 && offset % LINE_BYTES == 0 && lane + group <= 32 {
+            if group != 0 && offset.is_multiple_of(LINE_BYTES) && lane + group <= 32 {
                 let members = ((1u64 << group) - 1) << lane;
                 let side_by_side = || (1..group).all(|i| offsets[(lane + i) as usize] == offset + u64::from(i * len));
                 if u64::from(rest) & members == members && side_by_side() {
@@ -145,7 +145,7 @@ impl Shadow {
         let mut at = offset;
         while at < end {
             let line_end = (at / LINE_BYTES + 1) * LINE_BYTES;
-            if at % LINE_BYTES == 0 && line_end <= end {
+            if at.is_multiple_of(LINE_BYTES) && line_end <= end {
                 self.check_line(at, now.striped(now.lane(), 0), clock)?;
             } else {
                 self.check_part(at, line_end.min(end), now, clock)?;

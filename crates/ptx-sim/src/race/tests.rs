@@ -547,8 +547,11 @@ impl Oracle {
     }
 }
 
-/// Runs a program to its first race, in the detector and in the oracle: the step and its first lane to race, where each reports one.
-fn run(program: &[Step]) -> (Option<(usize, u8)>, Option<(usize, u8)>) {
+/// The racing step and its first racing lane.
+type Found = Option<(usize, u8)>;
+
+/// Runs a program to its first race, in the detector and in the oracle.
+fn run(program: &[Step]) -> (Found, Found) {
     let mut clocks: Vec<Clock> = (0..4).map(|i| clock(i / 2, i % 2)).collect();
     let mut places = [Snapshot::new(), Snapshot::new()];
     let queues = [LAUNCH.cta(0).slot(0), LAUNCH.cta(1).slot(3)];
@@ -690,7 +693,7 @@ proptest! {
     #[test]
     fn never_reports_ordered_accesses(program in steps(prop_oneof![Just(ALL_LANES), Just(1), Just(2), Just(4), Just(5)], true)) {
         let (detector, oracle) = run(&program);
-        let step = |found: Option<(usize, u8)>| found.map(|(step, _)| step);
+        let step = |found: Found| found.map(|(step, _)| step);
         prop_assert!(detector.is_none() || step(detector) == step(oracle), "{:?}, oracle: {:?}", detector, oracle);
     }
 }
