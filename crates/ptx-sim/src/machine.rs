@@ -24,6 +24,8 @@ use crate::world::{BlockRef, LaunchInfo, World};
 /// First jump of the clock when everybody polls; doubles while nothing happens.
 const JUMP_PS: u64 = 1_000_000;
 const JUMP_MAX_PS: u64 = 1_000_000_000_000;
+/// The clock stops jumping here, after half a year.
+const CLOCK_MAX_PS: u64 = 1 << 63;
 /// Rounds in which every warp only timed out before that is a deadlock.
 const TIMEOUTS_MAX: u64 = 10_000;
 /// Instructions of pure polling before that is a deadlock: seconds of host time, hours of simulated time.
@@ -454,7 +456,7 @@ impl Machine {
         let runnable = self.scheduler.len() as u64 + 1;
         let grid = self.grids[at.block.grid as usize].as_mut().expect("ready warps belong to live launches");
         let block = grid.blocks[at.block.block as usize].as_mut().expect("ready warps belong to live CTAs");
-        let (events, effects) = (block.cta.events, self.world.effects);
+        let (events, effects, polls) = (block.cta.events, self.world.effects, self.world.polls);
         let mut exec = Exec {
             program: &grid.info.program,
             launch: &grid.info,
@@ -485,11 +487,11 @@ impl Machine {
             self.quiet = Quiet { period: self.quiet.period + 1, jump_ps: JUMP_PS, ..Quiet::default() };
         } else {
             self.quiet.instructions += u64::from(executed);
+            self.quiet.polled |= self.world.polls != polls;
         }
         let woken = block.cta.events != events;
         let warp = &mut block.warps[at.warp as usize];
         if quiet && end == TurnEnd::Poll {
-            self.quiet.polled = true;
             if warp.quiet.0 != self.quiet.period {
                 warp.quiet = (self.quiet.period, 0);
             }
@@ -591,6 +593,14 @@ impl Machine {
             return Ok(());
         }
         self.pass_time();
+        self.check_progress()
+    }
+
+    /// A deadlock, if nothing has happened for long enough.
+    fn check_progress(&self) -> Result<(), Fault> {
+        if !self.quiet.polled && self.quiet.rounds > TIMEOUTS_MAX {
+            return Err(self.deadlock("nothing can run"));
+        }
         if self.quiet.instructions > POLLS_MAX {
             return Err(self.deadlock("everybody polls, and nothing changes"));
         }
@@ -603,7 +613,7 @@ impl Machine {
         if let Some(&Reverse((until_ps, _))) = self.sleepers.peek() {
             jump = jump.min(until_ps.saturating_sub(self.world.clock_ps));
         }
-        self.world.clock_ps += jump;
+        self.world.clock_ps = self.world.clock_ps.saturating_add(jump).min(CLOCK_MAX_PS);
         self.quiet.jump_ps = (2 * self.quiet.jump_ps).min(JUMP_MAX_PS);
         self.quiet.rounds += 1;
         self.quiet.period += 1;
@@ -611,9 +621,8 @@ impl Machine {
         self.time_out_waits();
     }
 
-    /// Suspended mbarrier waits give up for now; whether there are any.
-    fn time_out_waits(&mut self) -> bool {
-        let mut any = false;
+    /// Suspended mbarrier waits give up for now.
+    fn time_out_waits(&mut self) {
         for g in 0..self.grids.len() {
             let Some(grid) = &mut self.grids[g] else { continue };
             for b in 0..grid.blocks.len() {
@@ -625,7 +634,6 @@ impl Machine {
                                 && matches!(grid.info.program.ops[group.pc as usize], Op::MbarTryWait { .. })
                         });
                     if suspended {
-                        any = true;
                         warp.timed_out = true;
                         warp.queued = true;
                         let block = BlockRef { grid: g as u32, block: b as u32 };
@@ -634,7 +642,6 @@ impl Machine {
                 }
             }
         }
-        any
     }
 
     /// No warp can run. Whether everything is done.
@@ -653,17 +660,11 @@ impl Machine {
             let stuck = self.queues.iter().filter(|q| !q.commands.is_empty()).count();
             return Err(SimError::StreamsStuck(format!("{stuck} streams have commands that cannot start")).into());
         }
-        if !self.quiet.polled && self.quiet.rounds > TIMEOUTS_MAX {
-            return Err(self.deadlock("nothing can run"));
-        }
-        let waits = self.quiet.rounds;
         self.pass_time();
-        if self.scheduler.len() == 0 && waits < self.quiet.rounds {
+        if self.scheduler.len() == 0 {
             return Err(self.deadlock("nothing can run"));
         }
-        if self.quiet.instructions > POLLS_MAX {
-            return Err(self.deadlock("everybody polls, and nothing changes"));
-        }
+        self.check_progress()?;
         Ok(false)
     }
 

@@ -44,9 +44,13 @@ impl Program {
         Program { ir: ir.clone(), ops, slots }
     }
 
-    /// Rust line of the instruction at `pc`.
+    /// Rust line of the instruction at `pc`. Instructions that the builder's own helpers emit (the test of a wait loop,
+    /// the end of the kernel) go by the line before them.
     pub(crate) fn location(&self, pc: u32) -> String {
-        self.ir.insts.get(pc as usize).map_or_else(|| "end of kernel".into(), |inst| inst.loc.to_string())
+        let at = (pc as usize).min(self.ir.insts.len() - 1);
+        let of_kernel = |i: &usize| !is_builder_file(self.ir.insts[*i].loc.file());
+        let at = (0..=at).rev().find(of_kernel).unwrap_or(at);
+        self.ir.insts[at].loc.to_string()
     }
 
     /// The register of the kernel that slot `slot` stands for at `pc`, for messages.
@@ -61,6 +65,12 @@ impl Program {
             _ => format!("%{}?", slot.class.spelling().1),
         }
     }
+}
+
+/// Whether a source file belongs to the builder crate.
+fn is_builder_file(file: &str) -> bool {
+    let parts: Vec<&str> = file.split(['/', '\\']).collect();
+    parts.windows(2).any(|w| w == ["ptx", "src"])
 }
 
 /// Linear scan: each register gets the lowest slot of its class that is free over its whole interval.

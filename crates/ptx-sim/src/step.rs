@@ -21,7 +21,7 @@ use crate::race::Clock;
 use crate::random::Random;
 use crate::registers::{LANES, Lanes};
 use crate::trap::{Stop, TrapKind};
-use crate::warp::{Wait, Warp};
+use crate::warp::{Group, Wait, Warp};
 use crate::world::{BlockRef, LaunchInfo, World};
 
 /// Address window of by-value kernel parameters (tensor maps): below every device's.
@@ -177,11 +177,6 @@ impl Exec<'_> {
             if second.0 < first.0 {
                 std::mem::swap(&mut first, &mut second);
             }
-            if let Some(random) = &mut self.random
-                && random.one_in(8)
-            {
-                std::mem::swap(&mut first, &mut second);
-            }
             (self.warp.current.pc, self.warp.current.mask) = second;
             self.warp.park(Wait::None);
             (self.warp.current.pc, self.warp.current.mask) = first;
@@ -190,6 +185,12 @@ impl Exec<'_> {
             self.warp.merge();
         }
         if !backward {
+            // Groups that stand before the target catch up first.
+            let behind = |g: &Group| g.pc < self.warp.current.pc && self.is_ready(g.wait);
+            if self.warp.others.iter().any(behind) {
+                self.warp.park(Wait::None);
+                self.choose()?;
+            }
             return Ok(false);
         }
         let polled = std::mem::take(&mut self.warp.polled);
@@ -419,13 +420,13 @@ impl Exec<'_> {
             }
             Special::Laneid => return self.w32(dst, &std::array::from_fn(|lane| lane as u32)),
             Special::Globaltimer => {
-                self.warp.polled = true;
+                self.observe();
                 // The clock ticks in 32 ns.
                 let ns = self.world.clock_ps / 1000 / 32 * 32;
                 return self.w64(dst, &[ns; LANES]);
             }
             Special::Clock64 => {
-                self.warp.polled = true;
+                self.observe();
                 // As if at 2 GHz; each instruction of the turn counts.
                 let cycles = self.world.clock_ps / 500 + u64::from(self.executed);
                 return self.w64(dst, &[cycles; LANES]);
@@ -451,6 +452,13 @@ impl Exec<'_> {
             Class::B32 => self.w32(dst, &[value as u32; LANES]),
             Class::B16 | Class::Pred => Err(Stop::unsupported("parameter of less than 32 bits")),
         }
+    }
+
+    /// The instruction looks for something that other threads, or time, may change.
+    #[inline(always)]
+    fn observe(&mut self) {
+        self.warp.polled = true;
+        self.world.polls += 1;
     }
 
     /// Who issues for `lane` now.

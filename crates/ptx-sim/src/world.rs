@@ -29,6 +29,8 @@ pub(crate) struct World {
     pub(crate) copies: VecDeque<BlockRef>,
     /// Counts changes that another thread could observe; polling leaves it alone.
     pub(crate) effects: u64,
+    /// Counts instructions that look for such changes.
+    pub(crate) polls: u64,
     pub(crate) streams: Streams,
     /// Something happened that may let a launch start or a dependency wait pass.
     pub(crate) streams_changed: bool,
@@ -48,6 +50,7 @@ impl World {
             chance: Random::new(seed, 2),
             copies: VecDeque::new(),
             effects: 0,
+            polls: 0,
             streams: Streams::new(),
             streams_changed: true,
         }

@@ -81,7 +81,9 @@ impl Exec<'_> {
     pub(super) fn ld(&mut self, space: Space, ty: Ty, sem: Sem, dsts: &[RegId], addr: Address) -> Step {
         let size = ty.bytes() * dsts.len() as u32;
         let mut values = [0u128; LANES];
-        self.warp.polled |= sem != Sem::Weak;
+        if sem != Sem::Weak {
+            self.observe();
+        }
         let who = Access::generic(self.clock, 0, self.pc, sem);
         match space {
             Space::Shared => {
@@ -229,7 +231,7 @@ impl Exec<'_> {
             Some(b) => wide(self, b)?,
             None => [0; LANES],
         };
-        self.warp.polled = true;
+        self.observe();
         let mut old = [0u64; LANES];
         match space {
             Space::Shared => {

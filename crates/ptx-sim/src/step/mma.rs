@@ -155,14 +155,16 @@ impl Exec<'_> {
                 && first.descriptors == new.descriptors
                 && first.accumulate == new.accumulate;
             if !same {
+                let text = |mma: &Mma| {
+                    let [a, b] = mma.descriptors;
+                    format!("A {a:#x}, B {b:#x}, scale-d {}", mma.accumulate)
+                };
                 let message = format!(
-                    "warps of the warpgroup issue different MMAs: warp {} issued {:#x?} (scale-d {}) at {}, this warp {:#x?} (scale-d {})",
+                    "warps of the warpgroup issue different MMAs: warp {} issued {} at {}, this warp {}",
                     first.issuer.warp,
-                    first.descriptors,
-                    first.accumulate,
+                    text(first),
                     self.program.location(first.issuer.pc),
-                    new.descriptors,
-                    new.accumulate,
+                    text(&new),
                 );
                 return Err(Stop::new(TrapKind::Mismatch, message));
             }

@@ -181,6 +181,7 @@ impl Exec<'_> {
             return Ok(Flow::Retry(Wait::Event { seen: self.cta.events }));
         }
         self.warp.polled |= complete != self.mask;
+        self.world.polls += u64::from(!suspend);
         self.w_pred(dst, complete)?;
         Ok(Flow::Visible)
     }

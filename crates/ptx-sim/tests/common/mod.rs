@@ -106,7 +106,7 @@ pub fn check(kernel: &Kernel<TestArgs>, grid: u32, expected: impl Fn(usize) -> u
 
 /// The trap of a failing run.
 #[track_caller]
-pub fn trap(result: Result<(), Fault>) -> Trap {
+pub fn trapped(result: Result<(), Fault>) -> Trap {
     match result {
         Err(Fault::Trap(trap)) => *trap,
         other => panic!("a trap was expected, not {other:?}"),
@@ -128,7 +128,7 @@ pub fn fails_in(
         let mut bench = Bench::new(*config);
         let src = bench.src;
         bench.write(src, &(0..WORDS as u32).collect::<Vec<_>>());
-        let trap = trap(bench.run(kernel, grid, 0));
+        let trap = trapped(bench.run(kernel, grid, 0));
         assert_eq!(trap.kind, kind, "{config:?}: {trap}");
         let at_line = lines.iter().any(|line| trap.at.contains(&format!("{file}:{line}:")));
         assert!(at_line, "{config:?}: not at lines {lines:?} of {file}: {trap}");

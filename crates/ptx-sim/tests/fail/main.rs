@@ -1,0 +1,12 @@
+//! Tiny failing kernels, one per fault: each must end in its trap, at the Rust line at fault.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod asynchronous;
+mod convergence;
+mod mbarriers;
+mod memory;
+mod mma;
+mod progress;
+mod races;

@@ -1,0 +1,83 @@
+//! Runs that cannot end.
+
+use crate::common::*;
+use ptx::*;
+use ptx_sim::*;
+
+#[test]
+fn barrier_that_a_warp_never_reaches() {
+    let line = line!() + 3;
+    let k = kernel(96, |p| {
+        when(warp_index().ne(1u32), || {
+            sync_named(1u32, 96);
+        });
+        p.out.at(thread_index()).store(0u32);
+    });
+    let trap = fails_in(&modes(), &k, 1, TrapKind::Deadlock, file!(), &[line]);
+    assert!(trap.message.contains("barrier 1 (64 of 96 threads)"), "{trap}");
+}
+
+#[test]
+fn flag_that_nobody_sets() {
+    let line = line!() + 3;
+    let k = kernel(32, |p| {
+        let flag = p.src.offset(5);
+        while_(|| flag.load_as(LoadMode::relaxed(Scope::Gpu)).eq(5u32), || {});
+        p.out.at(thread_index()).store(0u32);
+    });
+    let trap = fails_in(&[Config::default()], &k, 1, TrapKind::Deadlock, file!(), &[line]);
+    assert!(trap.message.contains("polls"), "{trap}");
+}
+
+#[test]
+fn fuel() {
+    let line = line!() + 3;
+    let k = kernel(32, |p| {
+        let x = Var::new(p.n);
+        while_(|| x.get().ne(1u32), || x.add(2u32));
+        p.out.at(thread_index()).store(0u32);
+    });
+    let config = Config { fuel: 100_000, ..Config::default() };
+    let trap = fails_in(&[config], &k, 1, TrapKind::FuelExhausted, file!(), &[line]);
+    assert!(trap.message.contains("livelock"), "{trap}");
+}
+
+#[test]
+fn two_ctas_that_are_never_resident_together() {
+    // The first CTA waits for the second, which gets its multiprocessor only afterwards.
+    let line = line!() + 3;
+    let k = kernel(512, |p| {
+        when(cta_index().eq(0u32), || {
+            while_(|| p.out.load_as(LoadMode::acquire(Scope::Gpu)).eq(0u32), || {});
+        });
+        when(cta_index().eq(1u32), || p.out.store_as(Sem::Release(Scope::Gpu), 1u32));
+    });
+    let config = Config { sms: 1, ..Config::default() };
+    let mut bench = Bench::new(config);
+    let out = bench.out;
+    bench.write(out, &[0]);
+    let trap = trapped(bench.run(&k, 2, 0));
+    assert_eq!(trap.kind, TrapKind::Deadlock);
+    assert!(trap.at.contains(&format!("progress.rs:{line}:")), "{trap}");
+    // With two multiprocessors it runs.
+    let mut bench = Bench::new(Config { sms: 2, ..Config::default() });
+    let out = bench.out;
+    bench.write(out, &[0]);
+    bench.run(&k, 2, 0).unwrap();
+}
+
+#[test]
+fn a_bounded_poll_runs_out_in_simulated_time() {
+    let k = kernel(32, |p| {
+        let start = globaltimer();
+        let late = Var::new(Reg::<u32>::from(0));
+        repeat(|l| {
+            let seen = p.src.load_as(LoadMode::relaxed(Scope::Sys));
+            l.break_if(seen.ne(0u32));
+            when((globaltimer() - start).gt(2_000_000_000u64), || late.set(Reg::from(1u32)));
+            l.break_if(late.get().ne(0u32));
+        });
+        p.out.at(cta_index().mad(32, lane_index())).store(late.get());
+    });
+    check(&k, 3, |_| 1, 96);
+}
