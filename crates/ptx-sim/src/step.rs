@@ -348,7 +348,7 @@ impl Exec<'_> {
             }
             Op::FenceMbarrierInit => return Ok(Flow::Visible),
             // The policy only has to be one that `createpolicy` made.
-            Op::CreatePolicy { dst } => self.w64(dst, &[0x12F0_0000_0000_0000; LANES])?,
+            Op::CreatePolicy { dst, .. } => self.w64(dst, &[0x12F0_0000_0000_0000; LANES])?,
             Op::PrefetchL2 { addr, bytes } => self.prefetch_l2(addr, bytes)?,
             Op::Shfl { mode, dst, src, lane, mask } => return self.shfl(mode, dst, src, lane, mask),
             Op::Vote { op, dst, p, mask } => return self.vote(op, dst, p, mask),

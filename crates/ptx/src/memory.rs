@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::builder::{self, emit, fresh};
-use crate::op::{Address, Atomic, Cache, Op, Operand, RegId, Scope, Sem, Space};
+use crate::op::{Address, Atomic, Cache, Eviction, Op, Operand, RegId, Scope, Sem, Space};
 use crate::slots::memory_class;
 use crate::ty::{Class, Elem, Scalar};
 use crate::value::Reg;
@@ -52,12 +52,23 @@ pub struct Policy {
 }
 
 impl Policy {
+    #[track_caller]
+    fn new(eviction: Eviction) -> Policy {
+        let dst = fresh(Class::B64);
+        emit(Op::CreatePolicy { dst, eviction });
+        Policy { reg: dst }
+    }
+
     /// Lines accessed with it are evicted first.
     #[track_caller]
     pub fn evict_first() -> Policy {
-        let dst = fresh(Class::B64);
-        emit(Op::CreatePolicy { dst });
-        Policy { reg: dst }
+        Policy::new(Eviction::First)
+    }
+
+    /// Lines accessed with it are evicted last.
+    #[track_caller]
+    pub fn evict_last() -> Policy {
+        Policy::new(Eviction::Last)
     }
 }
 
@@ -98,7 +109,7 @@ macro_rules! pointer {
             /// The address in bytes.
             #[track_caller]
             pub fn address(self) -> Reg<$word> {
-                if self.offset == 0 { self.base } else { self.base + <$word>::from(self.offset as u32) }
+                if self.offset == 0 { self.base } else { self.base + self.offset as $word }
             }
 
             pub(crate) fn operand(self) -> Address {
@@ -106,13 +117,21 @@ macro_rules! pointer {
             }
 
             /// `n` elements further on, `n` known when the kernel is built.
+            ///
+            /// # Panics
+            /// If the offset in bytes leaves 32 bits.
+            #[track_caller]
             pub fn offset(self, n: i32) -> Self {
-                $name { offset: self.offset + n * T::TY.bytes() as i32, ..self }
+                self.byte_offset(n.checked_mul(T::TY.bytes() as i32).expect("a constant offset fits 32 bits"))
             }
 
             /// `bytes` further on, known when the kernel is built.
+            ///
+            /// # Panics
+            /// If the offset in bytes leaves 32 bits.
+            #[track_caller]
             pub fn byte_offset(self, bytes: i32) -> Self {
-                $name { offset: self.offset + bytes, ..self }
+                $name { offset: self.offset.checked_add(bytes).expect("a constant offset fits 32 bits"), ..self }
             }
 
             /// The same address as another element type.
@@ -232,6 +251,19 @@ pointer!(Global, u64, Global, "A pointer into device memory (64-bit address).");
 pointer!(Shared, u32, Shared, "A pointer into this CTA's shared memory (32-bit address).");
 
 impl<T: Elem> Global<T> {
+    /// As [`store_vec`](Self::store_vec) (also of one element) with an L2 policy.
+    #[track_caller]
+    pub fn store_vec_with<const N: usize>(self, policy: Policy, values: [Reg<T::Value>; N]) {
+        emit(Op::St {
+            space: Space::Global,
+            ty: T::TY,
+            sem: Sem::Weak,
+            policy: Some(policy.reg),
+            srcs: Box::new(values.map(|v| v.operand())),
+            addr: self.operand(),
+        });
+    }
+
     /// Element `i`, a 32-bit unsigned index (the byte offset is formed in 64 bits).
     #[track_caller]
     pub fn at(self, i: impl Into<Reg<u32>>) -> Global<T> {

@@ -278,6 +278,15 @@ impl Special {
     }
 }
 
+/// L2 eviction priority of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Eviction {
+    /// Evicted before everything else.
+    First,
+    /// Evicted after everything else.
+    Last,
+}
+
 /// Shuffle modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shuffle {
@@ -459,8 +468,8 @@ pub enum Op {
     FenceProxyAsync,
     /// Makes initialised mbarriers visible to the asynchronous proxy and the cluster.
     FenceMbarrierInit,
-    /// `dst` (64 bits) = L2 evict-first policy for all accessed lines.
-    CreatePolicy { dst: RegId },
+    /// `dst` (64 bits) = L2 policy for all accessed lines.
+    CreatePolicy { dst: RegId, eviction: Eviction },
     /// Prefetch of `bytes` (a multiple of 16) into L2.
     PrefetchL2 { addr: Address, bytes: Operand },
 

@@ -271,7 +271,10 @@ impl Printer<'_> {
             }
             Op::Atom { space, op, ty, sem, dst, addr, a, b } => {
                 let name = if dst.is_some() { "atom" } else { "red" };
+                let arithmetic = matches!(op, Atomic::Add | Atomic::Min | Atomic::Max);
+                let a = if arithmetic { v(*a, *ty) } else { raw(*a) };
                 let (op, ty) = match op {
+                    // There is no `add.s64`; the sum's bits are the same.
                     Atomic::Add => ("add", if *ty == Ty::S64 { "u64" } else { ty.ptx() }),
                     Atomic::Min => ("min", ty.ptx()),
                     Atomic::Max => ("max", ty.ptx()),
@@ -289,15 +292,19 @@ impl Printer<'_> {
                     sem_suffix(*sem),
                     space_name(*space),
                     addr_text(addr),
-                    raw(*a)
+                    a
                 );
             }
             Op::Fence { scope } => line!(self, "    fence.acq_rel.{};", scope_name(*scope)),
             Op::FenceSc { scope } => line!(self, "    fence.sc.{};", scope_name(*scope)),
             Op::FenceProxyAsync => line!(self, "    fence.proxy.async.shared::cta;"),
             Op::FenceMbarrierInit => line!(self, "    fence.mbarrier_init.release.cluster;"),
-            Op::CreatePolicy { dst } => {
-                line!(self, "    createpolicy.fractional.L2::evict_first.b64 {}, 1.0;", r(*dst));
+            Op::CreatePolicy { dst, eviction } => {
+                let eviction = match eviction {
+                    Eviction::First => "first",
+                    Eviction::Last => "last",
+                };
+                line!(self, "    createpolicy.fractional.L2::evict_{eviction}.b64 {}, 1.0;", r(*dst));
             }
             Op::PrefetchL2 { addr, bytes } => {
                 line!(self, "    cp.async.bulk.prefetch.L2.global {}, {};", addr_text(addr), raw(*bytes));

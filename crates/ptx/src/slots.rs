@@ -217,7 +217,7 @@ impl Op {
                 }
             }
             Op::Fence { .. } | Op::FenceSc { .. } | Op::FenceProxyAsync | Op::FenceMbarrierInit => {}
-            Op::CreatePolicy { dst } => def!(B64, *dst),
+            Op::CreatePolicy { dst, .. } => def!(B64, *dst),
             Op::PrefetchL2 { addr, bytes } => {
                 uses!(B64, at(addr));
                 uses!(B32, *bytes);

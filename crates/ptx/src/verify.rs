@@ -6,9 +6,10 @@
 //! - every branch target exists, once, and every kernel ends;
 //! - parameters exist, have the class they are read with, and fit the parameter block;
 //! - vector accesses have 1, 2 or 4 elements and at most 16 bytes; constant shared addresses are aligned;
-//! - ordering semantics fit the access (no acquire store, no release load, no cached ordered load);
+//! - ordering semantics fit the access (no acquire store, no release load, no cached ordered load, no weak atomic);
+//! - atomics exist for their operation and type, and `exch` and `cas` return the old value;
 //! - the shared layout and the thread count fit the target;
-//! - named barriers use ids below 16 and multiples of 32 threads;
+//! - named barriers use ids below 16 and multiples of 32 threads; mbarriers count 1 to 2^20 - 1 arrivals;
 //! - warpgroup MMAs have n = 8..=256 in steps of 8, n / 2 accumulators, at least one warpgroup, and `sm_90a`;
 //! - `setmaxnreg` counts are multiples of 8 in 24..=256;
 //! - tensor copies have 1 to 5 coordinates; constant bulk sizes are positive multiples of 16;
@@ -20,7 +21,7 @@ use std::panic::Location;
 
 use crate::args::{PARAM_BYTES_MAX, PARAMS_MAX, ParamKind};
 use crate::kernel::{KernelIr, Target};
-use crate::op::{Op, Operand, RegId, Sem, Space};
+use crate::op::{Atomic, Op, Operand, RegId, Sem, Space};
 use crate::slots::Role;
 use crate::ty::{Class, Ty};
 
@@ -135,8 +136,10 @@ impl Verifier<'_> {
 
     fn rules(&self, loc: &Location<'_>, op: &Op, labels: &[u32]) -> Check {
         match op {
-            Op::Bra { target, .. } if labels.get(target.0 as usize) != Some(&1) => self
-                .fail(loc, format!("branch target {} is placed {:?} times", target.0, labels.get(target.0 as usize))),
+            Op::Bra { target, .. } if labels.get(target.0 as usize) != Some(&1) => self.fail(
+                loc,
+                format!("branch target {} is placed {} times", target.0, labels.get(target.0 as usize).unwrap_or(&0)),
+            ),
             Op::Label { label } if labels[label.0 as usize] != 1 => {
                 self.fail(loc, format!("label {} is placed {} times", label.0, labels[label.0 as usize]))
             }
@@ -170,18 +173,25 @@ impl Verifier<'_> {
                 }
                 self.vector(loc, srcs.len(), ty.bytes(), addr, *space)
             }
-            Op::Atom { ty, sem, op, b, .. } => {
+            Op::Atom { ty, sem, op, dst, b, .. } => {
                 if matches!(sem, Sem::Weak | Sem::Volatile) {
                     return self.fail(loc, format!("an atomic cannot be {sem:?}"));
                 }
-                if (*op == crate::op::Atomic::Cas) != b.is_some() {
-                    return self.fail(
-                        loc,
-                        format!("{op:?} has {} operands", if b.is_some() { "too many" } else { "too few" }),
-                    );
+                if (*op == Atomic::Cas) != b.is_some() {
+                    let count = if b.is_some() { "too many" } else { "too few" };
+                    return self.fail(loc, format!("{op:?} has {count} operands"));
                 }
-                if ty.bytes() < 4 {
-                    return self.fail(loc, format!("atomics on {ty:?} do not exist"));
+                if matches!(op, Atomic::Exch | Atomic::Cas) && dst.is_none() {
+                    return self.fail(loc, format!("{op:?} without its old value does not exist"));
+                }
+                let exists = match op {
+                    Atomic::Add => ty.is_integer() || *ty == Ty::F32,
+                    Atomic::Min | Atomic::Max => ty.is_integer(),
+                    // On the bits, whatever they mean.
+                    Atomic::And | Atomic::Or | Atomic::Xor | Atomic::Exch | Atomic::Cas => true,
+                };
+                if ty.bytes() < 4 || !exists {
+                    return self.fail(loc, format!("atomic {op:?} on {ty:?} does not exist"));
                 }
                 Ok(())
             }

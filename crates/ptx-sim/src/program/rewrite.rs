@@ -23,7 +23,7 @@ pub(super) fn rewrite(op: &Op, map: impl Fn(RegId) -> RegId, label: impl Fn(Labe
         | Op::ParamAddress { dst, .. }
         | Op::SharedBase { dst }
         | Op::PredConst { dst, .. }
-        | Op::CreatePolicy { dst }
+        | Op::CreatePolicy { dst, .. }
         | Op::ActiveMask { dst }
         | Op::Elect { dst } => regs!(dst),
         Op::Pack { dst, lo, hi } => {
