@@ -140,7 +140,7 @@ impl Exec<'_> {
                 Bin::Mul => lanes!(|a: x, b: y| a.wrapping_mul(b)),
                 Bin::MulHi => lanes!(|a: x, b: y| ((u32::from(a) * u32::from(b)) >> 16) as u16),
                 Bin::Div => lanes!(|a: x, b: y| a.checked_div(b).unwrap_or(u16::MAX)),
-                Bin::Rem => lanes!(|a: x, b: y| a.checked_rem(b).unwrap_or(a)),
+                Bin::Rem => lanes!(|a: x, b: y| a.checked_rem(b).unwrap_or(u16::MAX)),
                 Bin::Min => lanes!(|a: x, b: y| a.min(b)),
                 Bin::Max => lanes!(|a: x, b: y| a.max(b)),
                 Bin::And => lanes!(|a: x, b: y| a & b),
