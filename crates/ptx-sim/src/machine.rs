@@ -15,7 +15,7 @@ use crate::program::Program;
 use crate::race::AgentSet;
 use crate::random::mix;
 use crate::schedule::{Scheduler, WarpRef};
-use crate::step::{Exec, TurnEnd, check_exit, complete_copy};
+use crate::step::{Exec, TurnEnd, check_exit, complete_copy, complete_stores};
 use crate::stream::{EventId, LaunchId, StreamId, Streams};
 use crate::trap::{Fault, LaunchError, MemoryError, SimError, Stop, TrapKind};
 use crate::warp::Wait;
@@ -558,11 +558,38 @@ impl Machine {
         Ok(())
     }
 
-    /// Completes a copy to shared memory: the oldest, or any if times are random. Whether there was one.
+    /// Completes the bulk stores that nothing has waited for yet. Whether there was one.
+    fn complete_bulk_stores(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        for g in 0..self.grids.len() {
+            let Some(grid) = &mut self.grids[g] else { continue };
+            for b in 0..grid.blocks.len() {
+                let Some(block) = &mut grid.blocks[b] else { continue };
+                match complete_stores(&mut block.cta, &mut self.world.memory) {
+                    Ok(found) => any |= found,
+                    Err(stop) => {
+                        let block = BlockRef { grid: g as u32, block: b as u32 };
+                        return Err(self.fault(WarpRef { block, warp: 0 }, 0, *stop));
+                    }
+                }
+            }
+        }
+        if any {
+            self.restart_quiet();
+        }
+        Ok(any)
+    }
+
+    /// Something has happened.
+    fn restart_quiet(&mut self) {
+        self.quiet = Quiet { period: self.quiet.period + 1, jump_ps: JUMP_PS, ..Quiet::default() };
+    }
+
+    /// Completes a copy to shared memory: the oldest, or any if times are random; then bulk stores. Whether there was one.
     fn complete_one_copy(&mut self) -> Result<bool, Fault> {
         let n = self.world.copies.len();
         if n == 0 {
-            return Ok(false);
+            return self.complete_bulk_stores();
         }
         let i = if matches!(self.world.timing, Timing::Seeded { .. }) { self.world.chance.below(n) } else { 0 };
         let at = self.world.copies.remove(i).expect("below the length");
@@ -582,7 +609,7 @@ impl Machine {
             let warp = WarpRef { block: at, warp: copy.issuer.warp };
             return Err(self.fault(warp, copy.issuer.pc, *stop));
         }
-        self.quiet = Quiet { period: self.quiet.period + 1, jump_ps: JUMP_PS, ..Quiet::default() };
+        self.restart_quiet();
         self.wake_block(at);
         Ok(true)
     }

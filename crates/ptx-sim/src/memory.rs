@@ -326,7 +326,7 @@ mod tests {
         let a = m.alloc(DeviceId(0), 100).unwrap();
         let b = m.alloc(DeviceId(0), 1).unwrap();
         let c = m.alloc(DeviceId(1), 256).unwrap();
-        assert!(a % 256 == 0 && b >= a + 100 + 256 && c >> 40 == 2);
+        assert!(a.is_multiple_of(256) && b >= a + 100 + 256 && c >> 40 == 2);
         m.free(a).unwrap();
         assert_eq!(m.free(a), Err(MemoryError::Freed(a)));
         assert_eq!(m.free(b + 1), Err(MemoryError::NotAllocated(b + 1)));

@@ -9,7 +9,7 @@ mod mma;
 mod sync;
 mod warp_ops;
 
-pub(crate) use async_ops::{check_exit, complete_copy};
+pub(crate) use async_ops::{check_exit, complete_copy, complete_stores};
 
 use ptx::Class;
 use ptx::Special;
@@ -39,6 +39,8 @@ enum Flow {
     Next,
     /// To the next one; the instruction can be observed by, or observe, other threads.
     Visible,
+    /// Nowhere: it goes on after others have run.
+    Again,
     /// Nowhere: it is tried again once the wait is over.
     Retry(Wait),
     /// To the next one once the wait is over.
@@ -114,6 +116,7 @@ impl Exec<'_> {
                         return Ok(TurnEnd::Quantum);
                     }
                 }
+                Flow::Again => return Ok(TurnEnd::Quantum),
                 Flow::Retry(wait) => {
                     self.warp.park(wait);
                     if !self.choose()? {
@@ -331,8 +334,8 @@ impl Exec<'_> {
                 return Ok(Flow::Visible);
             }
             Op::St { space, ty, sem, ref srcs, addr, policy: _ } => {
-                self.st(space, ty, sem, srcs, addr)?;
-                return Ok(Flow::Visible);
+                let done = self.st(space, ty, sem, srcs, addr)?;
+                return Ok(if done { Flow::Visible } else { Flow::Again });
             }
             Op::Atom { space, op, ty, sem, dst, addr, a, b } => {
                 self.atom(space, op, ty, sem, dst, addr, a, b)?;

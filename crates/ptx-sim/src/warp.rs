@@ -62,6 +62,8 @@ pub(crate) struct Warp {
     pub(crate) spins: u32,
     /// The wait of the current instruction has timed out.
     pub(crate) timed_out: bool,
+    /// Half of the current group's 16-byte store that is done, if one is.
+    pub(crate) half_stored: Option<u32>,
     /// In the machine's ready list.
     pub(crate) queued: bool,
     /// Idle polls of this warp, and the machine's quiet period that they belong to.
@@ -82,6 +84,7 @@ impl Warp {
             polled: false,
             spins: 0,
             timed_out: false,
+            half_stored: None,
             queued: false,
             quiet: (0, 0),
             pending_registers: Vec::new(),

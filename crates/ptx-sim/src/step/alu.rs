@@ -208,8 +208,8 @@ impl Exec<'_> {
             Ty::U64 | Ty::S64 => {
                 let x = self.r64(a)?;
                 match op {
-                    Un::Popc => return self.w32(dst, &lanes!(|a: x| int::popc_b64(a))),
-                    Un::Clz => return self.w32(dst, &lanes!(|a: x| int::clz_b64(a))),
+                    Un::Popc => self.w32(dst, &lanes!(|a: x| int::popc_b64(a))),
+                    Un::Clz => self.w32(dst, &lanes!(|a: x| int::clz_b64(a))),
                     Un::Not => self.w64(dst, &lanes!(|a: x| !a)),
                     Un::Neg => self.w64(dst, &lanes!(|a: x| a.wrapping_neg())),
                     Un::Abs => self.w64(dst, &lanes!(|a: x| (a as i64).wrapping_abs() as u64)),
@@ -382,7 +382,7 @@ impl Exec<'_> {
                     // Ordered: false if either is NaN.
                     bits!(|a: x, b: y| {
                         let (a, b) = (f32::from_bits(a), f32::from_bits(b));
-                        a < b || a > b
+                        a.partial_cmp(&b).is_some_and(std::cmp::Ordering::is_ne)
                     })
                 } else {
                     compare!(x, y, |v| f32::from_bits(v))

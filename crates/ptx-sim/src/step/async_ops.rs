@@ -247,6 +247,26 @@ pub(crate) fn complete_copy(cta: &mut Cta, memory: &mut GlobalMemory, ir: &ptx::
     Ok(())
 }
 
+/// Completes all bulk stores of a CTA; whether there was one under way.
+pub(crate) fn complete_stores(cta: &mut Cta, memory: &mut GlobalMemory) -> Result<bool, Box<Stop>> {
+    let mut released = Vec::new();
+    let mut any = false;
+    for queue in cta.stores.values_mut() {
+        for copy in queue.groups.iter_mut().flatten().chain(&mut queue.open) {
+            if copy.bytes.is_none() {
+                released.push(copy.range());
+                copy.bytes = Some(cta.shared.bytes(copy.range()).to_vec());
+            }
+            any |= copy.bytes.as_ref().is_some_and(|bytes| !bytes.is_empty());
+            finish_store(memory, copy)?;
+            // Nothing is left to write.
+            copy.bytes = Some(Vec::new());
+        }
+    }
+    cta.release_leaving(released.into_iter());
+    Ok(any)
+}
+
 /// The bytes of a bulk store, read before, arrive in device memory.
 pub(crate) fn finish_store(memory: &mut GlobalMemory, copy: &CopyOut) -> Step {
     match &copy.bytes {

@@ -39,7 +39,8 @@ impl Exec<'_> {
         for lane in Lanes(self.mask) {
             let a = addresses[lane];
             let offset = self.cta.shared.offset(&self.program.ir, a, size).map_err(|stop| stop.lane(lane as u32))?;
-            if a % size != 0 {
+            // Sizes are powers of two.
+            if a & (size - 1) != 0 {
                 return Err(misaligned(a.into(), size, lane));
             }
             offsets[lane] = offset as u64;
@@ -67,7 +68,7 @@ impl Exec<'_> {
         for lane in Lanes(lanes) {
             let offset = addresses[lane].wrapping_sub(base);
             if offset < len && u64::from(size) <= len - offset {
-                if addresses[lane] % u64::from(size) != 0 {
+                if addresses[lane] & u64::from(size - 1) != 0 {
                     return Err(misaligned(addresses[lane], size, lane));
                 }
                 offsets[lane] = offset;
@@ -138,9 +139,17 @@ impl Exec<'_> {
         Ok(())
     }
 
-    /// Store of consecutive elements.
-    pub(super) fn st(&mut self, space: Space, ty: Ty, sem: Sem, srcs: &[Operand], addr: Address) -> Step {
-        let size = ty.bytes() * srcs.len() as u32;
+    /// Store of consecutive elements; whether it has been done entirely. In a random schedule a strong 16-byte store is
+    /// done in two halves, in either order, between which other warps run: only 8 bytes are sure to stay together.
+    pub(super) fn st(
+        &mut self,
+        space: Space,
+        ty: Ty,
+        sem: Sem,
+        srcs: &[Operand],
+        addr: Address,
+    ) -> Result<bool, Box<Stop>> {
+        let mut size = ty.bytes() * srcs.len() as u32;
         let bits = 8 * ty.bytes();
         let mut values = [0u128; LANES];
         for (i, src) in srcs.iter().enumerate() {
@@ -163,6 +172,7 @@ impl Exec<'_> {
             }
         }
         let who = Access::generic(self.clock, 0, self.pc, sem);
+        let mut whole = true;
         match space {
             Space::Shared => {
                 let offsets = self.shared_offsets(addr, size)?;
@@ -184,7 +194,29 @@ impl Exec<'_> {
                 }
             }
             Space::Global => {
-                let addresses = self.global_addresses(addr)?;
+                let mut addresses = self.global_addresses(addr)?;
+                if size == 16
+                    && sem != Sem::Weak
+                    && let Some(random) = &mut self.random
+                {
+                    let half = match self.warp.half_stored.take() {
+                        Some(first) => 1 - first,
+                        None => {
+                            let first = random.below(2) as u32;
+                            self.warp.half_stored = Some(first);
+                            first
+                        }
+                    };
+                    for lane in Lanes(self.mask) {
+                        if addresses[lane] % 16 != 0 {
+                            return Err(misaligned(addresses[lane], size, lane));
+                        }
+                        addresses[lane] += 8 * u64::from(half);
+                        values[lane] = values[lane] >> (64 * half) & u128::from(u64::MAX);
+                    }
+                    size = 8;
+                    whole = self.warp.half_stored.is_none();
+                }
                 let mut left = self.mask;
                 while left != 0 {
                     let (place, lanes, offsets) = self.global_places(&addresses, left, size)?;
@@ -206,7 +238,7 @@ impl Exec<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(whole)
     }
 
     /// Atomic read-modify-write.
