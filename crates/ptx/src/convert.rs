@@ -84,7 +84,8 @@ impl Reg<F16x2> {
     /// From an E4M3 pair, exact.
     #[track_caller]
     pub fn from_e4m3x2(pair: Reg<u16>) -> Self {
-        def(|dst| Op::Cvt { op: Cvt::E4m3x2ToF16x2, dst, a: pair.operand() })
+        let a = pair.in_register();
+        def(|dst| Op::Cvt { op: Cvt::E4m3x2ToF16x2, dst, a })
     }
 
     /// Two FP32 to an FP16 pair, round to nearest even.
@@ -96,7 +97,8 @@ impl Reg<F16x2> {
     /// To an E4M3 pair, round to nearest even, saturating at 448, NaN to 0x7F.
     #[track_caller]
     pub fn to_e4m3x2(self) -> Reg<u16> {
-        def(|dst| Op::Cvt { op: Cvt::F16x2ToE4m3x2, dst, a: self.operand() })
+        let a = self.in_register();
+        def(|dst| Op::Cvt { op: Cvt::F16x2ToE4m3x2, dst, a })
     }
 
     /// The packed bits.

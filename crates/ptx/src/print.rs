@@ -189,22 +189,22 @@ impl Printer<'_> {
                 line!(self, "    setp.{}.u32 {}, 0, 0;", if *value { "eq" } else { "ne" }, r(*dst));
             }
             Op::Cvt { op, dst, a } => {
-                let name = match op {
-                    Cvt::U32ToU64 => "u64.u32",
-                    Cvt::S32ToS64 => "s64.s32",
-                    Cvt::U64ToU32 => "u32.u64",
-                    Cvt::U16ToU32 => "u32.u16",
-                    Cvt::U32ToU16 => "u16.u32",
-                    Cvt::U32ToF32 => "rn.f32.u32",
-                    Cvt::S32ToF32 => "rn.f32.s32",
-                    Cvt::F32ToU32Rz => "rzi.u32.f32",
-                    Cvt::F32ToS32Rz => "rzi.s32.f32",
-                    Cvt::Bf16ToF32 => "f32.bf16",
-                    Cvt::F32ToBf16 => "rn.bf16.f32",
-                    Cvt::E4m3x2ToF16x2 => "rn.f16x2.e4m3x2",
-                    Cvt::F16x2ToE4m3x2 => "rn.satfinite.e4m3x2.f16x2",
+                let (name, source) = match op {
+                    Cvt::U32ToU64 => ("u64.u32", Ty::U32),
+                    Cvt::S32ToS64 => ("s64.s32", Ty::S32),
+                    Cvt::U64ToU32 => ("u32.u64", Ty::U64),
+                    Cvt::U16ToU32 => ("u32.u16", Ty::U16),
+                    Cvt::U32ToU16 => ("u16.u32", Ty::U32),
+                    Cvt::U32ToF32 => ("rn.f32.u32", Ty::U32),
+                    Cvt::S32ToF32 => ("rn.f32.s32", Ty::S32),
+                    Cvt::F32ToU32Rz => ("rzi.u32.f32", Ty::F32),
+                    Cvt::F32ToS32Rz => ("rzi.s32.f32", Ty::F32),
+                    Cvt::Bf16ToF32 => ("f32.bf16", Ty::Bf16),
+                    Cvt::F32ToBf16 => ("rn.bf16.f32", Ty::F32),
+                    Cvt::E4m3x2ToF16x2 => ("rn.f16x2.e4m3x2", Ty::U16),
+                    Cvt::F16x2ToE4m3x2 => ("rn.satfinite.e4m3x2.f16x2", Ty::F16x2),
                 };
-                line!(self, "    cvt.{name} {}, {};", r(*dst), raw(*a));
+                line!(self, "    cvt.{name} {}, {};", r(*dst), v(*a, source));
             }
             Op::CvtPack { op, dst, hi, lo } => {
                 let name = match op {

@@ -82,7 +82,7 @@ impl<T: Scalar> Reg<T> {
         def(|dst| Op::Mov { dst, src: self.operand })
     }
 
-    /// The value in a register: packed 16-bit arithmetic takes no constants.
+    /// The value in a register: packed arithmetic and conversions of narrow floats take no constants.
     #[track_caller]
     pub(crate) fn in_register(self) -> Operand {
         match self.operand {
@@ -486,7 +486,8 @@ impl Reg<Bf16> {
     /// Exact.
     #[track_caller]
     pub fn to_f32(self) -> Reg<f32> {
-        def(|dst| Op::Cvt { op: Cvt::Bf16ToF32, dst, a: self.operand })
+        let a = self.in_register();
+        def(|dst| Op::Cvt { op: Cvt::Bf16ToF32, dst, a })
     }
 }
 

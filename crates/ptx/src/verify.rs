@@ -1,7 +1,7 @@
 //! What is checked of every kernel before it is printed or run. Each item has a failing test.
 //!
 //! - registers exist and have the class that the instruction needs there;
-//! - packed 16-bit arithmetic takes no constants;
+//! - packed 16-bit arithmetic and conversions of narrow floats take no constants;
 //! - a register is written somewhere above its first use in the text;
 //! - every branch target exists, once, and every kernel ends;
 //! - parameters exist, have the class they are read with, and fit the parameter block;
@@ -9,7 +9,9 @@
 //! - ordering semantics fit the access (no acquire store, no release load, no cached ordered load, no weak atomic);
 //! - atomics exist for their operation and type, and `exch` and `cas` return the old value;
 //! - the shared layout and the thread count fit the target;
-//! - named barriers use ids below 16 and multiples of 32 threads; mbarriers count 1 to 2^20 - 1 arrivals;
+//! - named barriers use ids below 16 and multiples of 32 threads; mbarriers count 1 to 2^20 - 1 arrivals and
+//!   expect fewer than 2^20 bytes; constant parities are 0 or 1;
+//! - constant bounds of a bit field are at most 255;
 //! - warpgroup MMAs have n = 8..=256 in steps of 8, n / 2 accumulators, at least one warpgroup, and `sm_90a`;
 //! - `setmaxnreg` counts are multiples of 8 in 24..=256;
 //! - tensor copies have 1 to 5 coordinates; constant bulk sizes are positive multiples of 16;
@@ -21,7 +23,7 @@ use std::panic::Location;
 
 use crate::args::{PARAM_BYTES_MAX, PARAMS_MAX, ParamKind};
 use crate::kernel::{KernelIr, Target};
-use crate::op::{Atomic, Op, Operand, RegId, Sem, Space};
+use crate::op::{Atomic, Cvt, Op, Operand, RegId, Sem, Space};
 use crate::slots::Role;
 use crate::ty::{Class, Ty};
 
@@ -195,7 +197,11 @@ impl Verifier<'_> {
                 }
                 Ok(())
             }
-            Op::Bf16Bin { .. } | Op::Bf16Fma { .. } | Op::F16x2Mul { .. } | Op::Bin { ty: Ty::U16x2, .. } => {
+            Op::Bf16Bin { .. }
+            | Op::Bf16Fma { .. }
+            | Op::F16x2Mul { .. }
+            | Op::Bin { ty: Ty::U16x2, .. }
+            | Op::Cvt { op: Cvt::Bf16ToF32 | Cvt::E4m3x2ToF16x2 | Cvt::F16x2ToE4m3x2, .. } => {
                 let mut constant = false;
                 op.slots(|_, _, operand| constant |= operand.reg().is_none());
                 if constant { self.fail(loc, format!("{op:?} takes no constants")) } else { Ok(()) }
@@ -235,6 +241,24 @@ impl Verifier<'_> {
             }
             Op::MbarInit { count, .. } | Op::MbarArrive { count, .. } if *count == 0 || *count >= 1 << 20 => {
                 self.fail(loc, format!("mbarrier count {count} is not in 1..2^20"))
+            }
+            Op::MbarTryWait { parity: Operand::Imm(n), .. } | Op::MbarTestWait { parity: Operand::Imm(n), .. }
+                if *n > 1 =>
+            {
+                self.fail(loc, format!("parity {n} is neither 0 nor 1"))
+            }
+            Op::Bfe { pos, len, .. } => {
+                let far = |o: &Operand| matches!(o, Operand::Imm(n) if *n > 255);
+                if far(pos) || far(len) {
+                    return self
+                        .fail(loc, format!("a bit field of {len:?} bits from {pos:?}, at most 255 are possible"));
+                }
+                Ok(())
+            }
+            Op::MbarArriveExpectTx { bytes: Operand::Imm(n), .. } | Op::MbarExpectTx { bytes: Operand::Imm(n), .. }
+                if *n >= 1 << 20 =>
+            {
+                self.fail(loc, format!("an mbarrier expects {n} bytes, fewer than 2^20 are possible"))
             }
             _ => Ok(()),
         }

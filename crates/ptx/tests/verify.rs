@@ -5,7 +5,7 @@ mod common;
 use std::panic::Location;
 
 use common::{Ir, i};
-use ptx::op::{Bf16Bin, Cache, Cmp, LabelId, MmaInput, Op, Operand, RegId, ScaleD, Space, WgmmaA};
+use ptx::op::{Bf16Bin, Cache, Cmp, Cvt, LabelId, MmaInput, Op, Operand, RegId, ScaleD, Space, WgmmaA};
 use ptx::*;
 
 /// Expects `op`, appended to a sound kernel, to break a rule that says `rule`, at the caller's line.
@@ -49,7 +49,7 @@ fn registers_exist_and_have_the_class_needed() {
 }
 
 #[test]
-fn packed_arithmetic_takes_no_constants() {
+fn packed_arithmetic_and_narrow_conversions_take_no_constants() {
     let mut ir = Ir::sound();
     let dst = ir.word();
     let x = Operand::Reg(dst);
@@ -57,7 +57,11 @@ fn packed_arithmetic_takes_no_constants() {
     check(ir.clone(), Op::Bf16Bin { op: Bf16Bin::Add, dst, a: x, b: i(0) }, rule);
     check(ir.clone(), Op::Bf16Fma { dst, a: x, b: x, c: i(0), relu: false }, rule);
     check(ir.clone(), Op::F16x2Mul { dst, a: i(0), b: x }, rule);
-    check(ir, Op::Bin { op: op::Bin::Max, ty: Ty::U16x2, dst, a: x, b: i(0) }, rule);
+    check(ir.clone(), Op::Bin { op: op::Bin::Max, ty: Ty::U16x2, dst, a: x, b: i(0) }, rule);
+    let half = ir.half();
+    check(ir.clone(), Op::Cvt { op: Cvt::Bf16ToF32, dst, a: i(0) }, rule);
+    check(ir.clone(), Op::Cvt { op: Cvt::E4m3x2ToF16x2, dst, a: i(0) }, rule);
+    check(ir, Op::Cvt { op: Cvt::F16x2ToE4m3x2, dst: half, a: i(0) }, rule);
 }
 
 #[test]
@@ -229,7 +233,20 @@ fn mbarriers_count_what_they_can() {
     let mut ir = Ir::sound();
     let addr = op::Address { base: Operand::Reg(ir.shared_base()), offset: 0 };
     check(ir.clone(), Op::MbarInit { addr, count: 0 }, "mbarrier count 0 is not in 1..2^20");
-    check(ir, Op::MbarArrive { addr, count: 1 << 20 }, "mbarrier count 1048576");
+    check(ir.clone(), Op::MbarArrive { addr, count: 1 << 20 }, "mbarrier count 1048576");
+    check(ir.clone(), Op::MbarExpectTx { addr, bytes: i(1 << 20) }, "expects 1048576 bytes");
+    check(ir.clone(), Op::MbarArriveExpectTx { addr, bytes: i(u32::MAX as u64) }, "expects 4294967295 bytes");
+    let dst = ir.fresh(Class::Pred);
+    check(ir.clone(), Op::MbarTryWait { dst, addr, parity: i(2) }, "parity 2 is neither 0 nor 1");
+    check(ir, Op::MbarTestWait { dst, addr, parity: i(3) }, "parity 3 is neither 0 nor 1");
+}
+
+#[test]
+fn bit_fields_lie_within_reach() {
+    let mut ir = Ir::sound();
+    let dst = ir.word();
+    check(ir.clone(), Op::Bfe { dst, a: i(0), pos: i(256), len: i(1) }, "a bit field of");
+    check(ir, Op::Bfe { dst, a: i(0), pos: i(1), len: i(256) }, "at most 255 are possible");
 }
 
 #[test]
