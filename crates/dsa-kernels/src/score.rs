@@ -217,7 +217,8 @@ pub(crate) fn stages(shape: &ScoreShape, target: Target) -> u32 {
     let query = 2 * q * (HEADS * DIM) as u32;
     let weights = 2 * q * (HEADS * 4) as u32;
     let start = 4 * (REQUESTS_MAX as u32 + 1);
-    let other = 1024 /* alignment */ + 1024 /* barriers, row ends, items */;
+    let staged = 2 * shape.groups() * q * 160;
+    let other = 1024 /* alignment */ + 1024 /* barriers, row ends */ + staged;
     let fit = (target.shared_bytes_max() - query - weights - start - other) / STAGE_BYTES;
     let stages = fit.min(STAGES_MAX);
     stages - stages % shape.groups()
@@ -225,7 +226,7 @@ pub(crate) fn stages(shape: &ScoreShape, target: Target) -> u32 {
 
 /// A stage is one page, padded to the 1024 bytes of the swizzle's period.
 pub(crate) const STAGE_BYTES: u32 = (fp8_page::BYTES as u32).next_multiple_of(1024);
-/// More stages than this do not raise the bandwidth.
-const STAGES_MAX: u32 = 20;
+/// More stages do not raise the bandwidth, and keep the next kernel's CTAs from starting beside this one's.
+const STAGES_MAX: u32 = 9;
 
 const _: () = assert!(TILE == 2 * PAGE && fp8_page::BYTES.is_multiple_of(DIM));

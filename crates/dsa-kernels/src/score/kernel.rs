@@ -1,6 +1,6 @@
 //! The device code of [`score`](super).
 
-use dsa_core::consts::{DIM, HEADS, PAGE, TILE};
+use dsa_core::consts::{DIM, HEADS, KEYS_PER_TOP, PAGE, TILE};
 use dsa_core::device::keys::order16_x2;
 use dsa_core::device::scan::Thread;
 use dsa_core::layout::fp8_page::{self, ScaleForm};
@@ -57,10 +57,12 @@ struct Smem {
     page_empty: MbarrierArray,
     query_full: MbarrierArray,
     query_empty: MbarrierArray,
+    /// Per consumer group, two pages' worth of finished logits and tops: `q` rows of [`STAGED_ROW_BYTES`].
+    staged: SharedArray<u8>,
 }
 
 impl Smem {
-    fn new(q: u32, stages: u32) -> Smem {
+    fn new(q: u32, stages: u32, groups: u32) -> Smem {
         Smem {
             pages: SharedArray::aligned("pages", stages * STAGE_BYTES, 1024),
             queries: SharedArray::aligned("queries", QUERY_SLOTS * q * QUERY_ROW_BYTES, 1024),
@@ -70,9 +72,17 @@ impl Smem {
             page_empty: MbarrierArray::new("page_empty", stages),
             query_full: MbarrierArray::new("query_full", QUERY_SLOTS),
             query_empty: MbarrierArray::new("query_empty", QUERY_SLOTS),
+            staged: SharedArray::aligned("staged", groups * 2 * q * STAGED_ROW_BYTES, 16),
         }
     }
 }
+
+/// A page's finished row in shared memory: 64 logits, then their 8 tops.
+const STAGED_ROW_BYTES: u32 = (PAGE * 2 + PAGE / KEYS_PER_TOP * 2) as u32;
+/// Byte of the first top in a staged row.
+const STAGED_TOPS: u32 = (PAGE * 2) as u32;
+/// Named barrier of consumer group 0; group g has the g-th after it.
+const GROUP_BARRIER: u32 = 1;
 
 /// Pages whose copies are issued before an item's weights have arrived.
 const EARLY_PAGES: u32 = 8;
@@ -136,7 +146,7 @@ impl Score {
     fn emit(&self) {
         let q = self.shape.q;
         let stages = stages(&self.shape, target());
-        let smem = Smem::new(q, stages);
+        let smem = Smem::new(q, stages, self.shape.groups());
         let t = Thread::current();
         let producer_warp = 4 * self.shape.groups();
         when(t.warp.eq(producer_warp), || {
@@ -304,6 +314,7 @@ impl Score {
         // Pages until this group's next one.
         let skip = Var::new(group);
         let keys = Keys::new(t);
+        let staging = Staging::new(smem, q, group, t);
         let accumulator = Accumulator::new(q * HEADS_U32);
         while_(
             || walk.more(),
@@ -330,7 +341,10 @@ impl Score {
                         sync_warp(); // ORDER: every lane's reads of the page, before lane 0 gives it back.
                         when(t.lane.eq(0), || smem.page_empty.at(stage).arrive());
                         let first_key = (item.page + next.get()) << PAGE.trailing_zeros();
-                        self.epilogue(&accumulator, &weights, lengths, rows, scales, first_key, keys);
+                        self.finish_rows(&accumulator, &weights, lengths, scales, first_key, keys, staging);
+                        // ORDER: the group's staged rows, before its threads store them.
+                        sync_named(group + GROUP_BARRIER, 128);
+                        self.store_rows(rows, first_key, staging);
                         ring.advance(groups);
                         next.add(groups);
                     },
@@ -357,17 +371,17 @@ impl Score {
         }
     }
 
-    /// Relu, head sums, scale, and the stores of one page's logits and tops.
+    /// Relu, head sums and scale of one page's logits, and their tops, into shared memory.
     #[allow(clippy::too_many_arguments)]
-    fn epilogue(
+    fn finish_rows(
         &self,
         accumulator: &Accumulator,
         weights: &Weights,
         lengths: Shared<u32>,
-        rows: OutputRows,
         scales: [Reg<f32>; 2],
         first_key: Reg<u32>,
         keys: Keys,
+        staging: Staging,
     ) {
         let q = self.shape.q;
         let chain = |row: u32| -> Reg<Bf16x2> {
@@ -378,85 +392,126 @@ impl Score {
                 Reg::<Bf16x2>::from_f32_relu(accumulator.get(j), accumulator.get(j + 2)).fma(w[s as usize], sum)
             })
         };
-        // Rows in groups of four, one per thread of a quad after the exchange; fewer rows are spread over duplicates.
-        for group in 0..q.div_ceil(4) {
-            let count = (q - 4 * group).min(4);
-            let sums: Vec<Reg<Bf16x2>> = (0..count).map(|i| chain(4 * group + i)).collect();
-            let total = keys.reduce_quad(&sums);
-            // The row of this thread within the group (rows beyond `count` are duplicates).
-            let row = match count {
-                1 => Reg::from(4 * group),
-                2 => (keys.quad >> 1) + 4 * group,
-                _ => keys.quad.min(count - 1) + 4 * group,
+        // Rows in groups of up to four, dealt to the threads of a quad: one row a thread, or duplicates.
+        let dealt: Vec<Dealt> = (0..q)
+            .step_by(4)
+            .map(|first| {
+                let count = (q - first).min(4);
+                let sums: Vec<Reg<Bf16x2>> = (0..count).map(|i| chain(first + i)).collect();
+                let total = keys.reduce_quad(&sums);
+                let scaled = Reg::<Bf16x2>::from_f32(total.low_f32() * scales[0], total.high_f32() * scales[1]);
+                // -0 + +0 is +0; everything else is unchanged.
+                let bits = (scaled + Reg::from(Bf16x2(0))).to_bits();
+                Dealt { first, count, bits: Var::new(bits), order: Var::new(order16_x2(bits)) }
+            })
+            .collect();
+        // Only NaN (0x7FFF here) has key 0xFFFF.
+        let largest = dealt.iter().map(|d| d.order.get()).reduce(|a, b| a.max_u16x2(b)).expect("q >= 1");
+        when(largest.max_u16x2(0xFFFE_FFFEu32).ne(0xFFFE_FFFEu32), || {
+            for d in &dealt {
+                for shift in [0u32, 16] {
+                    let nan = ((d.order.get() >> shift) & 0xFFFF).eq(0xFFFF);
+                    let put = |word: Var<u32>, half: u32| {
+                        let replaced = (word.get() & !(0xFFFFu32 << shift)) | (half << shift);
+                        word.set(nan.select::<u32>(replaced, word.get()));
+                    };
+                    put(d.bits, 0xFFFE);
+                    put(d.order, 1);
+                }
+            }
+        });
+        let key = first_key + keys.first;
+        for d in &dealt {
+            // The row of this thread, and whether it is the one of its duplicates that stores.
+            let (row, stores) = match d.count {
+                1 => (Reg::from(d.first), Some(keys.quad.eq(0))),
+                2 => ((keys.quad >> 1) + d.first, Some((keys.quad & 1).eq(0))),
+                3 => (keys.quad.min(2u32) + d.first, Some(keys.quad.lt(3))),
+                _ => (keys.quad + d.first, None),
             };
-            let owner = match count {
-                1 => keys.quad.eq(0),
-                2 => (keys.quad & 1).eq(0),
-                3 => keys.quad.lt(3),
-                _ => Pred::constant(true),
+            let length = lengths.at(row).load();
+            // Keys at or past the row's end: logit +0, no key.
+            let mask = key.lt(length).select::<u32>(0xFFFFu32, 0u32)
+                | (key + 8).lt(length).select::<u32>(0xFFFF_0000u32, 0u32);
+            let (bits, order) = (d.bits.get() & mask, d.order.get() & mask);
+            let staged = staging.slot().byte_at(row * STAGED_ROW_BYTES);
+            let store = || {
+                let logits = staged.byte_at(keys.first * 2).cast::<u16>();
+                logits.store(bits);
+                logits.offset(8).store(bits >> 16);
             };
-            self.store_row(total, scales, lengths, rows, row, owner, count, first_key, keys);
+            match stores {
+                Some(p) => when(p, store),
+                None => store(),
+            }
+            if let ScoreForm::Compact { .. } = self.shape.form {
+                let top = [4, 8, 16].into_iter().fold(order, |top, step| top.max_u16x2(shuffle_xor(top, step)));
+                // Keys 0..8 and 8..16 of the warp's sixteen: two adjacent tops.
+                let first_lanes = keys.lane_row.eq(0);
+                when(stores.map_or(first_lanes, |p| p & first_lanes), || {
+                    staged.byte_offset(STAGED_TOPS as i32).byte_at(keys.block * 4).cast::<u32>().store(top);
+                });
+            }
         }
     }
 
-    /// Scales, orders and stores this thread's two logits of `row`.
-    #[allow(clippy::too_many_arguments)]
-    fn store_row(
-        &self,
-        total: Reg<Bf16x2>,
-        scales: [Reg<f32>; 2],
-        lengths: Shared<u32>,
-        rows: OutputRows,
-        row: Reg<u32>,
-        owner: Pred,
-        count: u32,
-        first_key: Reg<u32>,
-        keys: Keys,
-    ) {
-        let length = lengths.at(row).load();
-        let scaled = Reg::<Bf16x2>::from_f32(total.low_f32() * scales[0], total.high_f32() * scales[1]);
-        // -0 + +0 is +0; everything else is unchanged.
-        let bits = Var::new((scaled + Reg::from(Bf16x2(0))).to_bits());
-        let order = Var::new(order16_x2(bits.get()));
-        // Only NaN (0x7FFF here) has key 0xFFFF.
-        when(order.get().max_u16x2(0xFFFE_FFFEu32).ne(0xFFFE_FFFEu32), || {
-            for shift in [0u32, 16] {
-                let nan = ((order.get() >> shift) & 0xFFFF).eq(0xFFFF);
-                bits.set(nan.select::<u32>((bits.get() & !(0xFFFF << shift)) | (0xFFFEu32 << shift), bits.get()));
-                order.set(nan.select::<u32>((order.get() & !(0xFFFF << shift)) | (1u32 << shift), order.get()));
-            }
+    /// Stores the staged rows: thread `8 r + i` of the group chunk `i` of row `r`'s logits, thread `8 q + r` its tops.
+    fn store_rows(&self, rows: OutputRows, first_key: Reg<u32>, staging: Staging) {
+        let q = self.shape.q;
+        let thread = staging.thread;
+        // The scratch is read by the next kernel: worth more in L2 than pages, which come once.
+        let policy = Policy::evict_last();
+        when(thread.lt(8 * q), || {
+            let (row, chunk) = (thread >> 3, thread & 7);
+            let from = staging.slot().byte_at(row * STAGED_ROW_BYTES + chunk * 16).cast::<u32>();
+            let element = row.mad_wide(rows.stride, rows.first) + (first_key + chunk * 8).to_u64();
+            self.p.logits.at64(element).cast::<u32>().store_vec_with(policy, from.load_vec::<4>());
         });
-        // Keys at or past the row's end: logit +0, no key.
-        let key = first_key + keys.first;
-        let mask =
-            key.lt(length).select::<u32>(0xFFFFu32, 0u32) | (key + 8).lt(length).select::<u32>(0xFFFF_0000u32, 0u32);
-        let bits = bits.get() & mask;
-        let order = order.get() & mask;
-
-        let element = row.mad_wide(rows.stride, rows.first) + first_key.to_u64();
-        let logits = self.p.logits.at64(element + keys.first.to_u64());
-        if count <= 2 {
-            // Two threads hold the same pair: each stores one key.
-            let second = (keys.quad & 1).ne(0);
-            let stores = if count == 1 { keys.quad.lt(2) } else { Pred::constant(true) };
-            let value = second.select::<u32>(bits >> 16, bits);
-            let offset = second.select::<u32>(16u32, 0u32);
-            when(stores, || logits.byte_at(offset.to_u64()).store(value));
-        } else {
-            when(owner, || {
-                logits.store(bits);
-                logits.offset(8).store(bits >> 16);
+        if let ScoreForm::Compact { .. } = self.shape.form {
+            when(thread.ge(8 * q) & thread.lt(9 * q), || {
+                let row = thread - 8 * q;
+                let from = staging.slot().byte_at(row * STAGED_ROW_BYTES + STAGED_TOPS).cast::<u32>();
+                let element = row.mad_wide(rows.stride, rows.first) + first_key.to_u64();
+                let tops = self.p.tops.at64(element >> KEYS_PER_TOP.trailing_zeros()).cast::<u32>();
+                tops.store_vec_with(policy, from.load_vec::<4>());
             });
         }
-        if let ScoreForm::Compact { .. } = self.shape.form {
-            let mut top = order;
-            for step in [4, 8, 16] {
-                top = top.max_u16x2(shuffle_xor(top, step));
-            }
-            // Keys 0..8 and 8..16 of the warp's sixteen: two adjacent tops.
-            let tops = self.p.tops.at64((element + (keys.first - keys.lane_row).to_u64()) >> 3).cast::<u32>();
-            when(owner & keys.lane_row.eq(0), || tops.store(top));
-        }
+        staging.advance();
+    }
+}
+
+/// Up to four rows of a page, dealt to the threads of each quad: this thread's two logits and their keys.
+struct Dealt {
+    first: u32,
+    count: u32,
+    bits: Var<u32>,
+    order: Var<u32>,
+}
+
+/// A group's two staging slots, used in turn: a slot's stores are over before the barrier of the page after, and only
+/// then is it written again.
+#[derive(Clone, Copy)]
+struct Staging {
+    base: Shared<u8>,
+    slot_bytes: u32,
+    offset: Var<u32>,
+    /// Thread within the group.
+    thread: Reg<u32>,
+}
+
+impl Staging {
+    fn new(smem: Smem, q: u32, group: Reg<u32>, t: Thread) -> Staging {
+        let slot_bytes = q * STAGED_ROW_BYTES;
+        let base = smem.staged.ptr().byte_at(group * (2 * slot_bytes));
+        Staging { base, slot_bytes, offset: Var::new(0u32), thread: t.index & 127 }
+    }
+
+    fn slot(self) -> Shared<u8> {
+        self.base.byte_at(self.offset.get())
+    }
+
+    fn advance(self) {
+        self.offset.set(Reg::<u32>::from(self.slot_bytes) - self.offset.get());
     }
 }
 
@@ -486,6 +541,8 @@ struct Keys {
     quad: Reg<u32>,
     /// Row of the warp's 8-row block, 0..8.
     lane_row: Reg<u32>,
+    /// The warp's block of 16 keys, 0..4.
+    block: Reg<u32>,
     /// First of its two keys in the page; the other is 8 further on.
     first: Reg<u32>,
 }
@@ -493,7 +550,8 @@ struct Keys {
 impl Keys {
     fn new(t: Thread) -> Keys {
         let lane_row = t.lane >> 2;
-        Keys { quad: t.lane & 3, lane_row, first: (t.warp & 3) * 16 + lane_row }
+        let block = t.warp & 3;
+        Keys { quad: t.lane & 3, lane_row, block, first: block * 16 + lane_row }
     }
 
     /// The scales of this thread's two keys: word `key` of the page's last two 128-byte rows, swizzled as the copy

@@ -4,7 +4,7 @@ use dsa_core::consts::{CONTEXT_MAX, HEADS, PAGE, Q_MAX, TILE};
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::layout::{fp8_page, query_row};
 use dsa_core::{IndexCacheShape, IndexShape};
-use gpu::{Device, Function, LaunchConfig, Stream, View};
+use gpu::{Device, Function, L2Promotion, LaunchConfig, Stream, View};
 use ptx::{DevicePtr, Target, TensorMap};
 
 use super::{ScoreArgs, ScoreForm, ScoreShape, build, check_pitch, key_map, query_map};
@@ -31,7 +31,9 @@ impl KeyCache {
             n => (n - 1) * shape.page_stride() + fp8_page::BYTES,
         };
         check_len(KERNEL, "index cache", bytes.len(), needed)?;
-        Ok(KeyCache { map: device.tensor_map(&key_map(bytes.ptr(), shape)?)?, shape })
+        // Whole pages are read: promoting the sectors of a miss to more than a line only costs.
+        let map = device.tensor_map_with(&key_map(bytes.ptr(), shape)?, L2Promotion::B128)?;
+        Ok(KeyCache { map, shape })
     }
 
     /// Its sizes.
