@@ -114,4 +114,42 @@ fn main() {
         });
         p.out.at(thread()).store(x.get());
     });
+    // One MMA of n = 256 is 64 x 256 x 32 products; the two operands are 40 KB.
+    measure("fp8 mma n256", 40, |p| {
+        let a = SharedArray::<u32>::aligned("a", 64 * 32, 1024);
+        let b = SharedArray::<u32>::aligned("b", 256 * 32, 1024);
+        for_range(thread_index(), 64 * 32u32, THREADS, |i| a.at(i).store(i ^ 0x3830_2820u32));
+        for_range(thread_index(), 256 * 32u32, THREADS, |i| b.at(i).store(i ^ 0x3830_2820u32));
+        fence_proxy_async();
+        sync_threads();
+        let (a, b) = (a.ptr().descriptor_k_major_128(), b.ptr().descriptor_k_major_128());
+        let acc = Accumulator::new(256);
+        for_range(0u32, p.n, 1u32, |_| {
+            wgmma_fence();
+            for step in 0..4u64 {
+                acc.mma_e4m3(a + 2 * step, b + 2 * step, step > 0);
+            }
+            wgmma_commit();
+            wgmma_wait(0);
+        });
+        p.out.at(thread()).store(acc.get(0).bitcast::<u32>());
+    });
+    measure("bulk copies of 8 KB", 400, |p| {
+        let buf = SharedArray::<u32>::aligned("stage", 2048, 128);
+        let bar = MbarrierArray::new("full", 1).at(0u32);
+        when(thread_index().eq(0u32), || {
+            bar.init(1);
+            fence_mbarrier_init();
+        });
+        sync_threads();
+        for_range(0u32, p.n, 1u32, |i| {
+            when(thread_index().eq(0u32), || {
+                bar.arrive_expect(8192u32);
+                copy_bulk(buf.ptr(), p.src, 8192u32, bar, None);
+            });
+            bar.wait(i & 1);
+            sync_threads();
+        });
+        p.out.at(thread()).store(buf.at(thread_index()).load());
+    });
 }

@@ -4,6 +4,7 @@ mod report;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use ptx::KernelIr;
@@ -127,12 +128,23 @@ pub struct Machine {
     grids: Vec<Option<Grid>>,
     scheduler: Scheduler,
     sleepers: BinaryHeap<Reverse<(u64, WarpRef)>>,
-    programs: HashMap<*const KernelIr, Arc<Program>>,
+    /// By the address of the kernel, which the program keeps alive.
+    programs: HashMap<usize, Arc<Program>>,
     /// By launch; `None` for host commands.
     past: Vec<Option<Past>>,
     quiet: Quiet,
     executed: u64,
     hash: u64,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("config", &self.config)
+            .field("streams", &self.queues.len())
+            .field("executed", &self.executed)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Machine {
@@ -279,8 +291,7 @@ impl Machine {
     }
 
     fn program(&mut self, kernel: &Arc<KernelIr>) -> Arc<Program> {
-        // The program keeps its kernel alive, so the address stays its own.
-        self.programs.entry(Arc::as_ptr(kernel)).or_insert_with(|| Arc::new(Program::new(kernel))).clone()
+        self.programs.entry(Arc::as_ptr(kernel).addr()).or_insert_with(|| Arc::new(Program::new(kernel))).clone()
     }
 
     /// Executes everything queued in all streams.
@@ -731,4 +742,17 @@ fn validate(launch: &Launch) -> Result<(), LaunchError> {
 /// Which order of warps a trap names for its replay.
 fn replay(config: &Config) -> (Schedule, Timing) {
     (config.schedule, config.timing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_can_move_between_threads() {
+        fn is_send<T: Send>(_: &T) {}
+        let machine = Machine::new(Config::default());
+        is_send(&machine);
+        assert!(format!("{machine:?}").starts_with("Machine"));
+    }
 }

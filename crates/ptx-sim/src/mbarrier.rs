@@ -93,6 +93,11 @@ impl Mbarrier {
         })
     }
 
+    /// Arrivals of a phase.
+    pub fn expected(&self) -> u32 {
+        self.expected
+    }
+
     /// Arrivals that the phase still lacks.
     pub fn pending(&self) -> u32 {
         self.pending

@@ -529,7 +529,7 @@ impl Exec<'_> {
         let lanes = self.mask & !self.warp.registers.defined[r.class as usize][r.index as usize];
         let name = self.program.register_name(self.pc, r);
         let lane = lanes.trailing_zeros();
-        if r.class == Class::B32 && self.warp.pending_registers.contains(&r.index) {
+        if r.class == Class::B32 && self.warp.pending.contains(r.index) {
             let message = format!("accumulator {name} is read before a wgmma.wait_group that covers its MMA");
             return Stop::new(TrapKind::ResultPending, message).lane(lane);
         }
@@ -545,7 +545,7 @@ impl Exec<'_> {
 
     #[inline(always)]
     fn w32(&mut self, r: RegId, value: &[u32; LANES]) -> Step {
-        if !self.warp.pending_registers.is_empty() && self.warp.pending_registers.contains(&r.index) {
+        if self.warp.pending.contains(r.index) {
             return Err(self.pending_write(r));
         }
         self.warp.registers.set32(r.index, value, self.mask);

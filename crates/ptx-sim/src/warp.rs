@@ -68,8 +68,39 @@ pub(crate) struct Warp {
     pub(crate) queued: bool,
     /// Idle polls of this warp, and the machine's quiet period that they belong to.
     pub(crate) quiet: (u64, u32),
-    /// Accumulators in flight, by 32-bit register; empty if there is none.
-    pub(crate) pending_registers: Vec<u32>,
+    /// Accumulators that warpgroup MMAs are using.
+    pub(crate) pending: PendingRegisters,
+}
+
+/// A set of 32-bit registers.
+#[derive(Debug, Default)]
+pub(crate) struct PendingRegisters {
+    bits: Vec<u64>,
+    count: usize,
+}
+
+impl PendingRegisters {
+    /// Whether the register is in the set.
+    #[inline(always)]
+    pub(crate) fn contains(&self, r: u32) -> bool {
+        self.count != 0 && self.bits.get(r as usize / 64).is_some_and(|word| word >> (r % 64) & 1 == 1)
+    }
+
+    /// Adds a register that is not in the set.
+    pub(crate) fn insert(&mut self, r: u32) {
+        let word = r as usize / 64;
+        if word >= self.bits.len() {
+            self.bits.resize(word + 1, 0);
+        }
+        self.bits[word] |= 1 << (r % 64);
+        self.count += 1;
+    }
+
+    /// Removes a register that is in the set.
+    pub(crate) fn remove(&mut self, r: u32) {
+        self.bits[r as usize / 64] &= !(1 << (r % 64));
+        self.count -= 1;
+    }
 }
 
 impl Warp {
@@ -87,7 +118,7 @@ impl Warp {
             half_stored: None,
             queued: false,
             quiet: (0, 0),
-            pending_registers: Vec::new(),
+            pending: PendingRegisters::default(),
         }
     }
 

@@ -241,7 +241,11 @@ fn check(
             let [a, b, c] = inputs[lane];
             let skipped = half && lane >= 16;
             let want = truncate(out, if skipped { 0x5A5A_5A5A_5A5A_5A5A } else { scalar(a, b, c) });
-            assert_eq!(got[lane][0], want, "{what} of {a:#x}, {b:#x}, {c:#x} in lane {lane}: {:#x} != {want:#x}", got[lane][0]);
+            assert_eq!(
+                got[lane][0], want,
+                "{what} of {a:#x}, {b:#x}, {c:#x} in lane {lane}: {:#x} != {want:#x}",
+                got[lane][0]
+            );
         }
     }
 }
@@ -395,12 +399,8 @@ fn single_precision() {
     run(Bin::Sub, |a, b| a - b);
     run(Bin::Mul, |a, b| a * b);
     // The sign of the zero is defined: -0 is below +0.
-    run(Bin::Min, |a, b| {
-        if a == 0.0 && b == 0.0 { if a.is_sign_negative() { a } else { b } } else { a.min(b) }
-    });
-    run(Bin::Max, |a, b| {
-        if a == 0.0 && b == 0.0 { if a.is_sign_positive() { a } else { b } } else { a.max(b) }
-    });
+    run(Bin::Min, |a, b| if a == 0.0 && b == 0.0 { if a.is_sign_negative() { a } else { b } } else { a.min(b) });
+    run(Bin::Max, |a, b| if a == 0.0 && b == 0.0 { if a.is_sign_positive() { a } else { b } } else { a.max(b) });
     let make = |dst, s: &[RegId]| Op::Fma { dst, a: o(s[0]), b: o(s[1]), c: o(s[2]) };
     check("Fma", w, &[w, w, w], make, |a, b, c| bits(f(a).mul_add(f(b), f(c))));
     let make = |dst, s: &[RegId]| Op::Div { mode: DivMode::Rn, dst, a: o(s[0]), b: o(s[1]) };
@@ -454,11 +454,9 @@ fn comparisons_and_selection() {
         check("Selp", class, &[class, class, Class::Pred], make, |a, b, p| if p != 0 { a } else { b });
     }
     let p = [Class::Pred; 2];
-    for (op, scalar) in [
-        (Logic::And, (|a, b| a & b) as fn(u64, u64) -> u64),
-        (Logic::Or, |a, b| a | b),
-        (Logic::Xor, |a, b| a ^ b),
-    ] {
+    for (op, scalar) in
+        [(Logic::And, (|a, b| a & b) as fn(u64, u64) -> u64), (Logic::Or, |a, b| a | b), (Logic::Xor, |a, b| a ^ b)]
+    {
         let make = |dst, s: &[RegId]| Op::PredLogic { op, dst, a: s[0], b: s[1] };
         check(&format!("{op:?}"), Class::Pred, &p, make, |a, b, _| scalar(a, b));
     }
@@ -473,17 +471,20 @@ fn moves() {
     for class in [Class::B16, Class::B32, Class::B64] {
         check("Mov", class, &[class], |dst, s| Op::Mov { dst, src: o(s[0]) }, |a, _, _| a);
     }
-    check("Mov imm", Class::B64, &[], |dst, _| Op::Mov { dst, src: Operand::Imm(u64::MAX - 4) }, |_, _, _| u64::MAX - 4);
+    check(
+        "Mov imm",
+        Class::B64,
+        &[],
+        |dst, _| Op::Mov { dst, src: Operand::Imm(u64::MAX - 4) },
+        |_, _, _| u64::MAX - 4,
+    );
     let pack = |dst, s: &[RegId]| Op::Pack { dst, lo: o(s[0]), hi: o(s[1]) };
     check("Pack 64", Class::B64, &[Class::B32; 2], pack, |a, b, _| b << 32 | a);
     check("Pack 32", Class::B32, &[Class::B16; 2], pack, |a, b, _| b << 16 | a);
     for (wide, half, shift) in [(Class::B64, Class::B32, 32), (Class::B32, Class::B16, 16)] {
         let inputs = std::array::from_fn(|lane| [truncate(wide, CASES[lane]), 0, 0]);
-        let got = execute(&[half, half], &[wide], &inputs, false, &|d, s| Op::Unpack {
-            lo: d[0],
-            hi: d[1],
-            src: o(s[0]),
-        });
+        let got =
+            execute(&[half, half], &[wide], &inputs, false, &|d, s| Op::Unpack { lo: d[0], hi: d[1], src: o(s[0]) });
         for lane in 0..32 {
             assert_eq!(got[lane], [truncate(half, inputs[lane][0]), inputs[lane][0] >> shift]);
         }
@@ -570,13 +571,19 @@ fn packed_halves() {
             assert_eq!(got[lane][0], want, "lane {lane}");
         }
     }
-    check("F16x2Mul", w, &[w, w], |dst, s| Op::F16x2Mul { dst, a: o(s[0]), b: o(s[1]) }, |a, b, _| {
-        (0..2).fold(0, |out, i| {
-            let x = f64::from(f16_value(a >> (16 * i))) * f64::from(f16_value(b >> (16 * i)));
-            let y = half::f16::from_f64(x);
-            out | (if y.is_nan() { 0x7FFF } else { u64::from(y.to_bits()) }) << (16 * i)
-        })
-    });
+    check(
+        "F16x2Mul",
+        w,
+        &[w, w],
+        |dst, s| Op::F16x2Mul { dst, a: o(s[0]), b: o(s[1]) },
+        |a, b, _| {
+            (0..2).fold(0, |out, i| {
+                let x = f64::from(f16_value(a >> (16 * i))) * f64::from(f16_value(b >> (16 * i)));
+                let y = half::f16::from_f64(x);
+                out | (if y.is_nan() { 0x7FFF } else { u64::from(y.to_bits()) }) << (16 * i)
+            })
+        },
+    );
 }
 
 fn bf16(x: f32) -> u64 {

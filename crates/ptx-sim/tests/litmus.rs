@@ -157,6 +157,39 @@ fn data_that_carries_its_flag_needs_no_fence() {
 }
 
 #[test]
+fn a_16_byte_store_may_tear_into_halves_but_no_further() {
+    // The reader polls the first half only, and reports what it then finds in all four words.
+    let k = kernel(32, |p| {
+        when(lane_index().eq(0u32), || {
+            when_else(
+                cta_index().eq(0u32),
+                || p.src.store_vec_as(Sem::Relaxed(Scope::Sys), [1u32; 4].map(Reg::from)),
+                || {
+                    repeat(|l| {
+                        let v = p.src.load_vec_as::<4>(LoadMode::relaxed(Scope::Sys));
+                        p.out.store_vec(v);
+                        l.break_if((v[1] | v[3]).ne(0u32));
+                    });
+                },
+            );
+        });
+    });
+    let seen = |config| {
+        let mut bench = Bench::new(config);
+        let src = bench.src;
+        bench.write(src, &[0; 4]);
+        bench.run(&k, 2, 0).unwrap();
+        bench.read(bench.out, 4)
+    };
+    assert_eq!(seen(Config::default()), [1; 4]);
+    let all: Vec<_> = (0..200).map(|seed| seen(Config::seeded(seed))).collect();
+    for half in [[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1]] {
+        assert!(all.iter().any(|v| *v == half), "{half:?} never seen");
+    }
+    assert!(all.iter().all(|v| v[0] == v[1] && v[2] == v[3]));
+}
+
+#[test]
 fn atomics_count_without_a_race_and_without_loss() {
     let k = kernel(64, |p| {
         for _ in 0..4 {

@@ -144,9 +144,42 @@ impl Machine {
         if waits.len() > WAITS_MAX {
             message += &format!(" and {} more places", waits.len() - WAITS_MAX);
         }
+        let (barriers, unbalanced) = self.open_mbarriers();
+        message += &barriers;
+        // All have arrived, and no copy is left that could bring the missing bytes.
+        let kind = if unbalanced { TrapKind::ExpectTx } else { TrapKind::Deadlock };
         match waits.into_values().next() {
-            Some((_, at, _, pc)) => self.fault(at, pc, *Stop::new(TrapKind::Deadlock, message)),
+            Some((_, at, _, pc)) => self.fault(at, pc, *Stop::new(kind, message)),
             None => SimError::StreamsStuck(message).into(),
         }
+    }
+
+    /// The mbarriers that are in the middle of a phase, and whether one of them lacks nothing but bytes.
+    fn open_mbarriers(&self) -> (String, bool) {
+        let mut text = String::new();
+        let mut count = 0;
+        let mut unbalanced = false;
+        for grid in self.grids.iter().flatten() {
+            for block in grid.blocks.iter().flatten() {
+                for (offset, barrier) in block.cta.mbarriers.iter() {
+                    let (pending, expected, tx) = (barrier.pending(), barrier.expected(), barrier.tx());
+                    if pending == expected && tx == 0 {
+                        continue;
+                    }
+                    unbalanced |= pending == 0;
+                    count += 1;
+                    if count <= WAITS_MAX {
+                        let [x, y, z] = block.cta.index;
+                        let field = crate::shared::field(&grid.info.program.ir, offset as usize);
+                        text += &format!(
+                            "; the mbarrier at {field} of CTA ({x}, {y}, {z}) lacks {pending} of {expected} arrivals \
+                             and {tx} bytes in phase {}",
+                            barrier.phase()
+                        );
+                    }
+                }
+            }
+        }
+        (text, unbalanced)
     }
 }

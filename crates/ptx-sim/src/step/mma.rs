@@ -181,7 +181,7 @@ impl Exec<'_> {
         }
         warpgroup.tiles[tile].loaded |= 1 << w;
         for (j, r) in acc.iter().enumerate() {
-            if self.warp.pending_registers.contains(&r.index) {
+            if self.warp.pending.contains(r.index) {
                 return Err(self.pending_write(*r));
             }
             if accumulate {
@@ -190,7 +190,7 @@ impl Exec<'_> {
             }
         }
         for r in acc {
-            self.warp.pending_registers.push(r.index);
+            self.warp.pending.insert(r.index);
             self.warp.registers.defined[Class::B32 as usize][r.index as usize] = 0;
         }
         Ok(())
@@ -266,7 +266,7 @@ impl Exec<'_> {
                 tile.stored |= bit;
                 for (j, r) in tile.registers.iter().enumerate() {
                     self.warp.registers.set32(r.index, &tile.tile.store(w, j), u32::MAX);
-                    self.warp.pending_registers.retain(|p| *p != r.index);
+                    self.warp.pending.remove(r.index);
                 }
             }
         }

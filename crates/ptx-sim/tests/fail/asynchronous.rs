@@ -145,7 +145,7 @@ fn exit_while_a_bulk_store_reads() {
 #[test]
 fn fewer_bytes_than_expected() {
     let line = line!() + 7;
-    fails(&modes(), 32, TrapKind::Deadlock, line, |p| {
+    let trap = fails(&modes(), 32, TrapKind::ExpectTx, line, |p| {
         let (buf, bar) = stage();
         when(thread_index().eq(0u32), || {
             bar.arrive_expect(256u32);
@@ -153,13 +153,14 @@ fn fewer_bytes_than_expected() {
         });
         bar.wait(0u32);
     });
+    assert!(trap.message.contains("lacks 0 of 1 arrivals and 128 bytes"), "{trap}");
 }
 
 #[test]
 fn more_bytes_than_expected() {
     let line = line!() + 9;
     // The phase never completes with the balance below zero.
-    let trap = fails(&modes(), 32, TrapKind::Deadlock, line, |p| {
+    let trap = fails(&modes(), 32, TrapKind::ExpectTx, line, |p| {
         let (buf, bar) = stage();
         when(thread_index().eq(0u32), || {
             bar.arrive_expect(128u32);
@@ -168,7 +169,7 @@ fn more_bytes_than_expected() {
         // The wait is on the next line.
         bar.wait(0u32);
     });
-    assert!(trap.message.contains("MbarTryWait"), "{trap}");
+    assert!(trap.message.contains("and -128 bytes"), "{trap}");
 }
 
 #[test]
