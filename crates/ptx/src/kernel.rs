@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::args::{KernelArgs, ParamDecl};
 use crate::op::{LabelId, Op};
 use crate::ty::Class;
+use crate::verify::VerifyError;
 
 /// A GPU architecture to generate for. `a` targets load only on exactly that architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -202,6 +203,19 @@ impl<A> std::fmt::Debug for Kernel<A> {
 impl<A: KernelArgs> Kernel<A> {
     pub(crate) fn new(ir: KernelIr) -> Self {
         Kernel { ir: Arc::new(ir), args: PhantomData }
+    }
+
+    /// A kernel from an instruction list, for tools that rewrite one (tests drop a fence and see who notices).
+    ///
+    /// # Errors
+    /// A rule that the list breaks, or parameters that are not those of `A`.
+    pub fn from_ir(ir: KernelIr) -> Result<Self, VerifyError> {
+        if ir.params != A::declare() {
+            let rule = format!("parameters {:?} are not those of {}", ir.params, std::any::type_name::<A>());
+            return Err(VerifyError { kernel: ir.name, rule, at: None });
+        }
+        crate::verify::verify(&ir)?;
+        Ok(Kernel::new(ir))
     }
 
     /// The instruction list and its declarations.

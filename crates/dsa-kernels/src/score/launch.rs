@@ -5,7 +5,7 @@ use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::layout::{fp8_page, query_row};
 use dsa_core::{IndexCacheShape, IndexShape};
 use gpu::{Device, Function, L2Promotion, LaunchConfig, Stream, View};
-use ptx::{DevicePtr, Target, TensorMap};
+use ptx::{DevicePtr, Kernel, Target, TensorMap};
 
 use super::{ScoreArgs, ScoreForm, ScoreShape, build, check_pitch, key_map, query_map};
 use crate::error::KernelError;
@@ -98,7 +98,15 @@ impl IndexerScore {
         if target != Target::Sm90a {
             return Err(KernelError::UnsupportedTarget { kernel: KERNEL, target });
         }
-        let function = device.load(&build(&shape, target)?)?;
+        Self::from_kernel(device, shape, &build(&shape, target)?)
+    }
+
+    /// As [`IndexerScore::new`] with a kernel for `shape` that the caller built or rewrote.
+    ///
+    /// # Errors
+    /// A device that refuses it.
+    pub fn from_kernel(device: &Device, shape: ScoreShape, kernel: &Kernel<ScoreArgs>) -> Result<Self, KernelError> {
+        let function = device.load(kernel)?;
         Ok(IndexerScore { function, shape, device: device.clone(), ctas: device.info().sms })
     }
 

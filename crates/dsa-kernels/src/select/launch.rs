@@ -4,7 +4,7 @@ use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP};
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::{IndexShape, KvShape};
 use gpu::{Device, Function, LaunchConfig, Stream, View};
-use ptx::DevicePtr;
+use ptx::{DevicePtr, Kernel};
 
 use super::{SelectArgs, SelectShape, build};
 use crate::error::KernelError;
@@ -49,8 +49,15 @@ impl IndexerSelect {
     /// # Errors
     /// A device that refuses it.
     pub fn new(device: &Device, shape: SelectShape) -> Result<Self, KernelError> {
-        let function = device.load(&build(&shape, device.target()?)?)?;
-        Ok(IndexerSelect { function, shape })
+        Self::from_kernel(device, shape, &build(&shape, device.target()?)?)
+    }
+
+    /// As [`IndexerSelect::new`] with a kernel for `shape` that the caller built or rewrote.
+    ///
+    /// # Errors
+    /// A device that refuses it.
+    pub fn from_kernel(device: &Device, shape: SelectShape, kernel: &Kernel<SelectArgs>) -> Result<Self, KernelError> {
+        Ok(IndexerSelect { function: device.load(kernel)?, shape })
     }
 
     /// What it is specialised for.
