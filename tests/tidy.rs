@@ -1,0 +1,54 @@
+//! The layers that `ARCHITECTURE.md` promises, checked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Name and folder of every crate.
+fn crates() -> Vec<(String, PathBuf)> {
+    let folders = fs::read_dir(workspace().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let named = folders.filter(|path| path.join("Cargo.toml").is_file());
+    named.map(|path| (path.file_name().unwrap().to_str().unwrap().to_string(), path)).collect()
+}
+
+#[test]
+fn only_gpu_has_unsafe_code() {
+    for (name, path) in crates() {
+        let lib = fs::read_to_string(path.join("src/lib.rs")).unwrap();
+        assert_eq!(lib.contains("#![forbid(unsafe_code)]"), name != "gpu", "{name}");
+    }
+}
+
+#[test]
+fn only_gpu_depends_on_the_cuda_bindings() {
+    for (name, path) in crates() {
+        let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap();
+        assert_eq!(manifest.lines().any(|line| line.starts_with("cudarc")), name == "gpu", "{name}");
+    }
+}
+
+/// The crates, each above those that may use it.
+const LAYERS: [&str; 6] = ["ptx", "ptx-sim", "gpu", "dsa-core", "dsa-kernels", "kimi-decode"];
+
+#[test]
+fn dependencies_point_up_the_list_of_crates() {
+    for (name, path) in crates() {
+        let Some(own) = LAYERS.iter().position(|layer| *layer == name) else {
+            // The assembler is used by tests alone, and uses none of the crates.
+            assert_eq!(name, "ptxas", "a new crate needs its place in the layers");
+            continue;
+        };
+        let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap();
+        let dependencies = manifest.split("[dependencies]").nth(1).unwrap_or_default().split("\n[").next().unwrap();
+        for line in dependencies.lines() {
+            let dependency = line.split(['=', ' ']).next().unwrap();
+            assert_ne!(dependency, "ptxas", "{name}");
+            if let Some(other) = LAYERS.iter().position(|layer| *layer == dependency) {
+                assert!(other < own, "{name} uses {dependency}");
+            }
+        }
+    }
+}
