@@ -1,0 +1,83 @@
+//! Commands and exit codes: 0 done and matching, 1 a mismatch, 2 unusable input or device with one line on stderr.
+
+mod device;
+mod index;
+mod info;
+mod output;
+mod ptx;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The decode-time sparse attention front end: indexer scores and exact top-k, on a GPU or on the simulator.
+///
+/// Exit codes: 0 done and matching; 1 a mismatch with expected.*; 2 unusable input or device, with one line on stderr
+/// and nothing written.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Index(index::IndexArgs),
+    Ptx(ptx::PtxArgs),
+    Info,
+}
+
+/// How a command ends when it does not end well.
+#[derive(Debug)]
+enum Failure {
+    /// The answer differs from what is expected.
+    Mismatch(String),
+    /// The input, the device or the output cannot be used.
+    Unusable(String),
+    /// Nobody reads stdout any more.
+    StdoutClosed,
+}
+
+impl Failure {
+    fn unusable(error: impl std::fmt::Display) -> Self {
+        Failure::Unusable(error.to_string())
+    }
+}
+
+impl From<kimi_decode::Error> for Failure {
+    fn from(error: kimi_decode::Error) -> Self {
+        Failure::unusable(error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Failure::StdoutClosed,
+            _ => Failure::Unusable(format!("stdout: {error}")),
+        }
+    }
+}
+
+/// Parses the arguments, runs the command, reports how it ended.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let stdout = &mut std::io::stdout().lock();
+    let ended = match cli.command {
+        Command::Index(args) => index::run(&args, stdout),
+        Command::Ptx(args) => ptx::run(&args, stdout),
+        Command::Info => info::run(stdout),
+    };
+    let ended = ended.and_then(|()| Ok(stdout.flush()?));
+    let (code, line) = match ended {
+        Ok(()) | Err(Failure::StdoutClosed) => return ExitCode::SUCCESS,
+        Err(Failure::Mismatch(line)) => (1, line),
+        Err(Failure::Unusable(line)) => (2, line),
+    };
+    // One line, whatever a file name or a driver's log contains. Nobody is left to tell if stderr is closed.
+    let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let _ = writeln!(std::io::stderr(), "kimi-decode: {line}");
+    ExitCode::from(code)
+}

@@ -1,0 +1,163 @@
+//! `index`: score and select of a step file, checked against its answers.
+
+mod device_step;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use dsa_core::consts::PAGE;
+use dsa_core::numerics::order16::bits_of;
+use dsa_core::oracle::select::Selection;
+use dsa_core::oracle::step;
+use gpu::Device;
+use half::bf16;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kimi_decode::check::{self, Answer, LogitsReport, Report};
+use kimi_decode::step_file::StepFile;
+
+use super::device::{self, DeviceArg};
+use super::{Failure, output};
+use device_step::StepTime;
+
+/// Run score and select on a decode step from a safetensors file, and check it against the file's expected.* tensors
+#[derive(Args)]
+pub struct IndexArgs {
+    /// The decode step
+    file: PathBuf,
+    /// sim or cuda:N; by default a GPU if one is usable, else the simulator
+    #[arg(long)]
+    device: Option<DeviceArg>,
+    /// Write ids, rows, counts and logits to this safetensors file
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Run the simulator with this seed's random schedule and completion times
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// Runs the command.
+pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
+    let file = StepFile::read(&args.file).map_err(Failure::unusable)?;
+    if let Some(out) = &args.out {
+        output::check(out)?;
+    }
+    let (device, why) = device::open(args.device, args.seed)?;
+    let progress = progress(&device, &file);
+    let (answer, time) = device_step::run(&device, &file, |stage| progress.set_message(stage))?;
+    progress.set_message("checking");
+    let dot = device.info().target.and_then(check::device_dot);
+    let selected = step::select(&file.step, &answer.logits).map_err(Failure::unusable)?;
+    let checked = check::check(&file.step, &answer, &selected, file.expected.as_ref(), dot);
+    progress.finish_and_clear();
+
+    print_header(stdout, args, &file, &why)?;
+    print_rows(stdout, &file, &answer, &selected, time)?;
+    match &checked {
+        Ok(report) => print_report(stdout, &file, report)?,
+        Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
+    }
+    if let Some(out) = &args.out {
+        output::write(out, &file.step, &answer, file.logits_width())?;
+        writeln!(stdout, "wrote       {}", out.display())?;
+    }
+    checked.map(drop).map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))
+}
+
+fn print_header(stdout: &mut impl Write, args: &IndexArgs, file: &StepFile, why: &str) -> Result<(), Failure> {
+    let step = &file.step;
+    writeln!(stdout, "step        {}", args.file.display())?;
+    writeln!(
+        stdout,
+        "            {} rows = {} requests x q {}, top-k {}, {} index pages of {PAGE}, KV pages of {} ({} rows apart)",
+        step.rows,
+        step.requests(),
+        step.q,
+        step.topk,
+        step.blocks,
+        step.kv_page,
+        step.kv_block_rows,
+    )?;
+    writeln!(stdout, "device      {why}")?;
+    Ok(())
+}
+
+fn print_rows(
+    stdout: &mut impl Write,
+    file: &StepFile,
+    answer: &Answer,
+    selected: &[Selection],
+    time: StepTime,
+) -> Result<(), Failure> {
+    if file.step.rows == 0 {
+        writeln!(stdout, "rows        none: nothing was launched")?;
+        return Ok(());
+    }
+    let time = time.to_string();
+    writeln!(stdout, "{:>5} {:>8} {:>6} {:>12} {:>7}  step time", "row", "length", "count", "threshold", "key")?;
+    for (row, selected) in selected.iter().enumerate() {
+        let (threshold, key) = match selected.threshold {
+            Some(key) => (bf16::from_bits(bits_of(key)).to_string(), format!("{key:#06x}")),
+            None => ("-".into(), "-".into()),
+        };
+        let (length, count) = (file.step.row_len(row), answer.counts[row]);
+        writeln!(stdout, "{row:>5} {length:>8} {count:>6} {threshold:>12} {key:>7}  {time}")?;
+    }
+    Ok(())
+}
+
+fn print_report(stdout: &mut impl Write, file: &StepFile, report: &Report) -> Result<(), Failure> {
+    writeln!(stdout, "selection   exact for the device's logits: ids, rows and counts equal the oracle's")?;
+    let Some(expected) = &file.expected else {
+        writeln!(stdout, "expected    nothing in the file to compare with")?;
+        return Ok(());
+    };
+    if let Some(LogitsReport { compared, differing, beyond, ulp_max, difference_max }) = report.logits {
+        let equal = compared - differing;
+        match (differing, beyond) {
+            (0, _) => writeln!(stdout, "logits      all {compared} equal expected.logits bit for bit")?,
+            (_, 0) => writeln!(
+                stdout,
+                "logits      {equal} of {compared} equal expected.logits bit for bit, the others differ by at most {ulp_max} BF16 ulp"
+            )?,
+            _ => writeln!(
+                stdout,
+                "logits      {equal} of {compared} equal expected.logits bit for bit, {beyond} differ by more than {}, by at most {difference_max}",
+                expected.tolerance,
+            )?,
+        }
+    }
+    if !report.compared.is_empty() {
+        let names = report.compared.iter().map(|name| format!("expected.{name}")).collect::<Vec<_>>().join(", ");
+        match report.ids_differing {
+            0 => writeln!(stdout, "outputs     equal {names} bit for bit")?,
+            n => writeln!(stdout, "outputs     equal {names} but for {n} ids near the threshold and their rows")?,
+        }
+    }
+    if report.modelled {
+        writeln!(
+            stdout,
+            "model       each logit is bit for bit the oracle's with this target's FP8 tensor-core dot products, and the\n            \
+             expected ones are the oracle's with exact dot products: the differences are the tensor core's rounding"
+        )?;
+        writeln!(stdout, "MATCH       bit for bit, by this target's arithmetic")?;
+    } else {
+        writeln!(stdout, "MATCH       within the file's tolerance: {}", expected.tolerance)?;
+    }
+    Ok(())
+}
+
+/// A spinner that names the stage, where somebody watches and the simulator takes its time.
+fn progress(device: &Device, file: &StepFile) -> ProgressBar {
+    /// Row-keys that the simulator scores in well under a second.
+    const QUICK_ROW_KEYS: usize = 500;
+    let row_keys: usize = (0..file.step.rows).map(|row| file.step.row_len(row)).sum();
+    if !device.info().simulated || row_keys < QUICK_ROW_KEYS || !std::io::stderr().is_terminal() {
+        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}").expect("a constant template");
+    let bar = ProgressBar::new_spinner().with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,193 @@
+//! The fused indexer of one layer.
+
+use std::sync::Arc;
+
+use dsa_core::KvShape;
+use dsa_kernels::score::{IndexerScore, KeyCache, ScoreForm, ScoreOutput, ScoreShape, ScoreStep};
+use dsa_kernels::select::{IndexerSelect, SelectShape, SelectStep};
+use gpu::{Device, Stream, View};
+
+use crate::error::Error;
+use crate::layer::{self, LayerSpec, StepShape, Unsupported};
+use crate::scratch::{IndexerScratch, ScratchSpec};
+use crate::step::{Step, expect_device};
+
+/// What a layer's indexer is built from.
+#[derive(Debug, Clone)]
+pub struct IndexerConfig<'a> {
+    /// The device's scratch, shared by its layers.
+    pub scratch: &'a Arc<IndexerScratch>,
+    /// The layer's sizes.
+    pub layer: LayerSpec,
+    /// The layer's indexer cache. It must stay in place for as long as steps run.
+    pub keys: View<'a, u8>,
+    /// Every shape that will be run; all of it is compiled here.
+    pub shapes: &'a [StepShape],
+    /// Those of `shapes` whose select must not let its successor start early, because that reads the rows without
+    /// waiting for them.
+    pub hold: &'a [StepShape],
+    /// Also write the selected key indices.
+    pub ids: bool,
+}
+
+/// The outputs of a step, in the scratch: valid until the next step of any layer that shares it.
+#[derive(Debug, Clone)]
+pub struct Selected<'a> {
+    /// int32 `[rows, topk]`: physical rows of the MLA cache in ascending key order, -1 past the count.
+    pub rows: View<'a, i32>,
+    /// int32 `[rows]`: min(keys that the row sees, top-k); 0 for the rows past the live ones.
+    pub counts: View<'a, i32>,
+    /// int32 `[rows, topk]`: the selected key indices, ascending, -1 past the count. If the indexer writes them.
+    pub ids: Option<View<'a, i32>>,
+}
+
+/// A shape and its kernels.
+struct Plan {
+    shape: StepShape,
+    score: IndexerScore,
+    select: IndexerSelect,
+}
+
+/// Score and select of one layer.
+pub struct FusedIndexer {
+    scratch: Arc<IndexerScratch>,
+    layer: LayerSpec,
+    keys: KeyCache,
+    kv: KvShape,
+    plans: Vec<Plan>,
+    ids: bool,
+}
+
+impl std::fmt::Debug for FusedIndexer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FusedIndexer({:?} over {:?})", self.layer, self.scratch)
+    }
+}
+
+impl FusedIndexer {
+    /// Whether steps of `shape` of a layer can run on `device` over such a scratch. Needs no cache and allocates nothing,
+    /// so an engine can ask while it plans.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn supports(
+        device: &Device,
+        scratch: &ScratchSpec,
+        layer: &LayerSpec,
+        shape: StepShape,
+    ) -> Result<(), Unsupported> {
+        layer::supports(device, scratch, layer, shape)
+    }
+
+    /// Checks the configuration and compiles its kernels, as far as no other layer has.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for the first shape that cannot be served, [`Error::NotPlanned`] for a `hold` that is no
+    /// shape, a cache that is too short, misaligned or of another device, or a device that refuses a kernel.
+    pub fn new(config: IndexerConfig<'_>) -> Result<Self, Error> {
+        let IndexerConfig { scratch, layer, keys, shapes, hold, ids } = config;
+        let device = scratch.device();
+        for &shape in shapes {
+            layer::supports(device, scratch.spec(), &layer, shape)?;
+        }
+        if let Some(&shape) = hold.iter().find(|shape| !shapes.contains(shape)) {
+            return Err(Error::NotPlanned { shape });
+        }
+        if ids && scratch.ids.is_none() {
+            return Err(Unsupported::ScratchIds.into());
+        }
+        expect_device(device, "indexer cache", keys.device())?;
+        let cache = layer.index_cache()?;
+        let kv = layer.kv()?;
+        let keys = KeyCache::new(device, &keys, cache)?;
+        let mut plans: Vec<Plan> = Vec::with_capacity(shapes.len());
+        for &shape in shapes {
+            if plans.iter().any(|plan| plan.shape == shape) {
+                continue;
+            }
+            // The kernels depend on q, not on the rows: shapes of one q share them.
+            let form = ScoreForm::Compact { topk: layer.topk as u32 };
+            let score = ScoreShape::new(shape.q, form, layer.scale_form)?;
+            let select = SelectShape::new(shape.q, layer.topk, layer.kv_page)?;
+            let select = select.with_ids(ids).with_hold(hold.contains(&shape));
+            plans.push(Plan {
+                shape,
+                score: scratch.kernels.score(device, score)?,
+                select: scratch.kernels.select(device, select)?,
+            });
+        }
+        Ok(FusedIndexer { scratch: scratch.clone(), layer, keys, kv, plans, ids })
+    }
+
+    /// The layer's sizes.
+    pub fn layer(&self) -> &LayerSpec {
+        &self.layer
+    }
+
+    /// The scratch that holds the outputs.
+    pub fn scratch(&self) -> &Arc<IndexerScratch> {
+        &self.scratch
+    }
+
+    /// Scores and selects a step: two launches on `stream`, each overlapping its predecessor as far as dependent launches
+    /// allow. Allocates nothing and waits for nothing, so it can be captured; replays see the row ends, tables, queries,
+    /// weights and keys of their own time. A step of no rows launches nothing.
+    ///
+    /// Rows longer than the tables or the scratch allow are clamped on the device, negative ends count as 0.
+    ///
+    /// # Errors
+    /// A shape that was not planned, or sizes that disagree, before anything is launched; what the device refuses.
+    pub fn run(&self, stream: &Stream, step: &Step<'_>) -> Result<Selected<'_>, Error> {
+        let StepShape { rows, q: _ } = step.shape;
+        let selected = self.outputs(rows)?;
+        if rows == 0 {
+            return Ok(selected);
+        }
+        let plan = self.plans.iter().find(|plan| plan.shape == step.shape);
+        let plan = plan.ok_or(Error::NotPlanned { shape: step.shape })?;
+        expect_device(self.scratch.device(), "stream", stream.device())?;
+        let checked = step.check(self.scratch.device(), self.kv.page(), self.scratch.spec().length_max)?;
+        plan.score.launch(
+            stream,
+            &ScoreStep {
+                queries: step.queries.clone(),
+                weights: step.weights.clone(),
+                cache: &self.keys,
+                table: checked.index_table,
+                row_ends: step.row_ends.clone(),
+                length_max: checked.length_max,
+            },
+            &ScoreOutput::Compact { logits: self.scratch.logits(), tops: self.scratch.tops() },
+        )?;
+        plan.select.launch(
+            stream,
+            &SelectStep {
+                logits: self.scratch.logits(),
+                tops: self.scratch.tops(),
+                table: checked.kv_table,
+                kv: self.kv,
+                row_ends: step.row_ends.clone(),
+                length_max: checked.length_max,
+                out: selected.rows.clone(),
+                counts: selected.counts.clone(),
+                ids: selected.ids.clone(),
+            },
+        )?;
+        Ok(selected)
+    }
+
+    /// The first `rows` rows of the scratch's outputs.
+    fn outputs(&self, rows: usize) -> Result<Selected<'_>, Error> {
+        let rows_max = self.scratch.spec().rows_max;
+        if rows > rows_max {
+            return Err(Unsupported::ScratchRows { rows, rows_max }.into());
+        }
+        let slots = rows * self.layer.topk;
+        let ids = self.scratch.ids.as_ref().filter(|_| self.ids);
+        Ok(Selected {
+            rows: self.scratch.rows.view(..slots)?,
+            counts: self.scratch.counts.view(..rows)?,
+            ids: ids.map(|ids| ids.view(..slots)).transpose()?,
+        })
+    }
+}

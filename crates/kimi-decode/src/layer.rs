@@ -1,0 +1,149 @@
+//! What a layer needs, and whether it can be served.
+
+use dsa_core::consts::PAGE;
+use dsa_core::layout::fp8_page::{self, ScaleForm};
+use dsa_core::{IndexCacheShape, IndexShape, KvShape, ShapeError};
+use gpu::Device;
+use ptx::Target;
+
+use crate::scratch::ScratchSpec;
+
+/// The sizes that a step is captured with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    /// Rows: requests x `q`. The live rows of a step may be fewer.
+    pub rows: usize,
+    /// Rows per request.
+    pub q: usize,
+}
+
+impl std::fmt::Display for StepShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} rows at q = {}", self.rows, self.q)
+    }
+}
+
+/// What is known of a layer before its caches exist: plain numbers, validated by
+/// [`FusedIndexer::supports`](crate::FusedIndexer::supports).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerSpec {
+    /// Keys picked per row.
+    pub topk: usize,
+    /// Longest context, in tokens.
+    pub context_len_max: usize,
+    /// How a key's scale word is read.
+    pub scale_form: ScaleForm,
+    /// Tokens per page of the indexer cache; 64.
+    pub index_page: usize,
+    /// Pages of the indexer cache.
+    pub index_blocks: usize,
+    /// Bytes from one page of the indexer cache to the next.
+    pub index_page_stride: usize,
+    /// Tokens per page of the MLA cache, a power of two.
+    pub kv_page: usize,
+    /// MLA cache rows from one block to the next.
+    pub kv_block_rows: usize,
+    /// Blocks of the MLA cache.
+    pub kv_blocks: usize,
+}
+
+impl LayerSpec {
+    /// Sizes of the indexer cache.
+    ///
+    /// # Errors
+    /// A stride or a number of blocks outside the limits.
+    pub fn index_cache(&self) -> Result<IndexCacheShape, ShapeError> {
+        IndexCacheShape::new(self.index_blocks, fp8_page::BYTES, self.index_page_stride)
+    }
+
+    /// Sizes of the MLA cache.
+    ///
+    /// # Errors
+    /// A page that is no power of two, overlapping blocks, or a pool of 2^31 rows or more.
+    pub fn kv(&self) -> Result<KvShape, ShapeError> {
+        KvShape::new(self.kv_page, self.kv_block_rows, self.kv_blocks)
+    }
+
+    /// The longest row that can occur: no row has more keys than the cache.
+    pub fn row_len_max(&self) -> usize {
+        self.context_len_max.min(self.index_blocks.saturating_mul(PAGE))
+    }
+}
+
+/// Why the fused indexer cannot serve a layer's steps.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unsupported {
+    /// `q`, rows, top-k, page strides, KV pages or the size of the KV pool are outside the limits.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The device's architecture has no kernels.
+    #[error("compute capability {}.{}: the score kernel is built for {needed}", .found.0, .found.1)]
+    Architecture {
+        /// The device's compute capability (major, minor).
+        found: (u32, u32),
+        /// The target that has kernels.
+        needed: Target,
+    },
+    /// An indexer page of another size.
+    #[error("indexer pages of {found} tokens: {PAGE} needed")]
+    IndexPage {
+        /// Tokens per page.
+        found: usize,
+    },
+    /// More rows than the scratch holds.
+    #[error("{rows} rows: the scratch holds {rows_max}")]
+    ScratchRows {
+        /// Rows of the step.
+        rows: usize,
+        /// Rows reserved.
+        rows_max: usize,
+    },
+    /// A context longer than a row of the scratch.
+    #[error("rows of up to {length} keys: the scratch holds {length_max}")]
+    ScratchLength {
+        /// Keys of the longest row that can occur.
+        length: usize,
+        /// Keys reserved per row.
+        length_max: usize,
+    },
+    /// A top-k larger than an output row of the scratch.
+    #[error("top-k {topk}: the scratch holds {topk_max} per row")]
+    ScratchTopk {
+        /// Keys picked per row.
+        topk: usize,
+        /// Keys reserved per row.
+        topk_max: usize,
+    },
+    /// Ids asked for, but the scratch was reserved without them.
+    #[error("ids were asked for, but the scratch was reserved without room for them")]
+    ScratchIds,
+}
+
+/// The first reason why steps of `shape` of `layer` cannot run on `device` over a scratch of `scratch`.
+pub(crate) fn supports(
+    device: &Device,
+    scratch: &ScratchSpec,
+    layer: &LayerSpec,
+    shape: StepShape,
+) -> Result<(), Unsupported> {
+    if device.info().target != Some(Target::Sm90a) {
+        return Err(Unsupported::Architecture { found: device.info().compute_capability, needed: Target::Sm90a });
+    }
+    IndexShape::from_rows(shape.rows, shape.q, layer.topk, layer.context_len_max)?;
+    if layer.index_page != PAGE {
+        return Err(Unsupported::IndexPage { found: layer.index_page });
+    }
+    layer.index_cache()?;
+    layer.kv()?;
+    if shape.rows > scratch.rows_max {
+        return Err(Unsupported::ScratchRows { rows: shape.rows, rows_max: scratch.rows_max });
+    }
+    if layer.topk > scratch.topk {
+        return Err(Unsupported::ScratchTopk { topk: layer.topk, topk_max: scratch.topk });
+    }
+    if layer.row_len_max() > scratch.length_max {
+        return Err(Unsupported::ScratchLength { length: layer.row_len_max(), length_max: scratch.length_max });
+    }
+    Ok(())
+}
