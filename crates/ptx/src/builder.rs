@@ -38,6 +38,7 @@ impl Drop for Reset {
 ///
 /// # Panics
 /// If called while another kernel is being built on this thread.
+#[track_caller] // the final exit belongs to the caller's line
 pub fn build<A: KernelArgs>(
     name: &str,
     target: Target,

@@ -222,3 +222,11 @@ fn targets_are_found_by_name_and_capability() {
     assert!("sm_80".parse::<Target>().unwrap_err().contains("sm_90a"));
     assert_eq!(Target::for_compute_capability(8, 0), None);
 }
+
+#[test]
+fn the_final_exit_belongs_to_the_call_of_build() {
+    let line = line!() + 1;
+    let kernel = build::<()>("exits", Target::Sm90a, LaunchBounds::threads(32), |()| {}).unwrap();
+    let loc = kernel.ir().insts.last().unwrap().loc;
+    assert_eq!((loc.file(), loc.line()), (file!(), line));
+}
