@@ -17,8 +17,12 @@ fn crates() -> Vec<(String, PathBuf)> {
 #[test]
 fn only_gpu_has_unsafe_code() {
     for (name, path) in crates() {
-        let lib = fs::read_to_string(path.join("src/lib.rs")).unwrap();
-        assert_eq!(lib.contains("#![forbid(unsafe_code)]"), name != "gpu", "{name}");
+        for root in
+            ["lib.rs", "main.rs"].map(|file| path.join("src").join(file)).into_iter().filter(|root| root.is_file())
+        {
+            let text = fs::read_to_string(&root).unwrap();
+            assert_eq!(text.contains("#![forbid(unsafe_code)]"), name != "gpu", "{}", root.display());
+        }
     }
 }
 
