@@ -1,0 +1,90 @@
+//! `ptx`, `info`, and the binary's manners.
+
+mod common;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use common::kimi_decode;
+
+#[track_caller]
+fn refused(args: &[&str], says: &[&str]) {
+    let run = kimi_decode(args);
+    assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{args:?}: {}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    for text in says {
+        assert!(run.stderr.contains(text), "no {text:?} in {}", run.stderr);
+    }
+}
+
+#[test]
+fn ptx_prints_the_specialisation_asked_for() {
+    let print = |args: &[&str]| {
+        let run = kimi_decode([&["ptx"], args].concat());
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{args:?}");
+        run.stdout
+    };
+    let entry = |ptx: &str| {
+        let at = ptx.find(".entry ").expect("an entry") + ".entry ".len();
+        ptx[at..].split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_string()
+    };
+    assert_eq!(entry(&print(&["score"])), "score_keys_fp8_q1_k2048_ue8m0");
+    assert_eq!(entry(&print(&["score", "q=4", "topk=512", "scale=fp32"])), "score_keys_fp8_q4_k512_fp32");
+    assert_eq!(entry(&print(&["score", "form=pitched", "q=2"])), "score_keys_fp8_q2_pitched_ue8m0");
+    assert_eq!(
+        entry(&print(&["select", "topk=1024", "page=256", "ids", "hold"])),
+        "select_topk_q1_k1024_page256_ids_hold"
+    );
+    let hopper = print(&["select"]);
+    assert!(hopper.contains(".target sm_90a"));
+    let blackwell = print(&["select", "--target", "sm_100a"]);
+    assert!(blackwell.contains(".target sm_100a") && blackwell != hopper);
+    assert_eq!(print(&["select", "q=1"]), hopper, "the defaults");
+}
+
+#[test]
+fn ptx_lists_kernels_and_refuses_what_it_does_not_know() {
+    let list = kimi_decode(["ptx"]);
+    assert_eq!(list.code, 0);
+    for text in ["score", "select", "form", "page", "hold"] {
+        assert!(list.stdout.contains(text), "{}", list.stdout);
+    }
+    refused(&["ptx", "sort"], &["\"sort\"", "score or select"]);
+    refused(&["ptx", "score", "page=64"], &["\"page=64\"", "q=, topk=, form=, scale="]);
+    refused(&["ptx", "select", "form=pitched"], &["q=, topk=, page=, ids, hold"]);
+    refused(&["ptx", "select", "ids=1"], &["\"ids=1\"", "needed ids"]);
+    refused(&["ptx", "select", "page"], &["needed page=VALUE"]);
+    refused(&["ptx", "select", "page=64", "page=32"], &["page is given twice"]);
+    refused(&["ptx", "select", "page=many"], &["\"many\"", "a number"]);
+    refused(&["ptx", "select", "page=48"], &["48", "power of two"]);
+    refused(&["ptx", "score", "q=9"], &["q = 9"]);
+    refused(&["ptx", "score", "topk=100"], &["top-k 100"]);
+    refused(&["ptx", "score", "form=flat"], &["\"flat\"", "compact or pitched"]);
+    refused(&["ptx", "score", "form=pitched", "topk=512"], &["topk"]);
+    refused(&["ptx", "score", "--target", "sm_100a"], &["not built for sm_100a", "sm_90a"]);
+    refused(&["ptx", "score", "--target", "sm_80"], &["\"sm_80\"", "sm_90a or sm_100a"]);
+}
+
+#[test]
+fn info_says_what_runs_and_why_the_rest_does_not() {
+    let run = kimi_decode(["info"]);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    for text in ["CUDA ", "sim:0", "index on sim:0", "runs: ", "sm_100a", "MXFP4", "DCP", "not built yet"] {
+        assert!(run.stdout.contains(text), "no {text:?} in\n{}", run.stdout);
+    }
+    assert_eq!(gpu::Device::cuda_count().is_err(), run.stdout.contains("unavailable: "), "{}", run.stdout);
+}
+
+#[test]
+fn a_reader_that_stops_early_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kimi-decode"))
+        .args(["ptx", "score", "q=8"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 8];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap(); // and drops the pipe
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!((&first, ended.status.code(), &ended.stderr[..]), (b".version", Some(0), &b""[..]));
+}
