@@ -2,18 +2,31 @@
 //! GPU when there is one.
 
 // Every test file uses its own part.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
+
+mod producer;
+mod scoring;
+mod selecting;
+
+pub use producer::*;
+pub use scoring::*;
+pub use selecting::*;
 
 use dsa_core::consts::KEYS_PER_TOP;
+use dsa_core::layout::fp8_page;
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::{DecodeStep, IndexCacheShape, KvShape, oracle};
-use dsa_kernels::Table;
 use dsa_kernels::score::{IndexerScore, KeyCache, ScoreForm, ScoreOutput, ScoreShape, ScoreStep};
 use dsa_kernels::select::{IndexerSelect, SelectShape, SelectStep};
+use dsa_kernels::{KernelError, Table};
 use gpu::{Buffer, Device, Stream};
 
 /// What outputs and scratch hold before a run.
 pub const POISON: u8 = 0xA5;
+/// [`POISON`] as the scratch's elements.
+pub const POISON16: u16 = u16::from_ne_bytes([POISON; 2]);
+/// [`POISON`] as the outputs' elements.
+pub const POISON32: i32 = i32::from_ne_bytes([POISON; 4]);
 /// Elements after each buffer that must keep the poison.
 pub const GUARD: usize = 64;
 
@@ -31,25 +44,35 @@ pub fn on_gpu(body: impl Fn(&Device)) {
     }
 }
 
+/// Runs `body` on the simulator with fixed orders and with `seeds` random ones, and on a GPU if there is one.
+pub fn in_every_order(seeds: u64, body: impl Fn(&Device)) {
+    for config in orders(seeds) {
+        body(&Device::simulated(config));
+    }
+    on_gpu(body);
+}
+
+/// Fixed orders with asynchronous operations late and early, and `seeds` random ones.
+pub fn orders(seeds: u64) -> Vec<gpu::SimConfig> {
+    let early = gpu::SimConfig { timing: ptx_sim::Timing::Early, ..gpu::SimConfig::default() };
+    [sim_config(), early].into_iter().chain((1..=seeds).map(gpu::SimConfig::seeded)).collect()
+}
+
 /// A simulated device, seeded by `SIM_SEED` if that is set.
 pub fn sim_config() -> gpu::SimConfig {
     match std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => seeded(seed),
+        Some(seed) => gpu::SimConfig::seeded(seed),
         None => gpu::SimConfig::default(),
     }
 }
 
-/// A simulated device with a random schedule and random completion of asynchronous operations.
-pub fn seeded(seed: u64) -> gpu::SimConfig {
-    gpu::SimConfig {
-        schedule: ptx_sim::Schedule::Random { seed },
-        timing: ptx_sim::Timing::Seeded { seed },
-        ..gpu::SimConfig::default()
-    }
+/// `simulated` on the simulator, `gpu` on a GPU: the same claim at the size that the device affords.
+pub fn sized<T>(device: &Device, simulated: T, gpu: T) -> T {
+    if device.info().simulated { simulated } else { gpu }
 }
 
-/// A step's inputs on a device, its scratch and outputs poisoned, with guards.
-pub struct Resident {
+/// A step's inputs of score on a device.
+pub struct Inputs {
     pub device: Device,
     pub stream: Stream,
     pub queries: Buffer<u8>,
@@ -57,71 +80,22 @@ pub struct Resident {
     pub cache: KeyCache,
     pub cache_bytes: Buffer<u8>,
     pub table: Buffer<i32>,
-    pub kv_table: Buffer<i32>,
     pub row_ends: Buffer<i32>,
-    pub logits: Buffer<u16>,
-    pub tops: Buffer<u16>,
-    pub out: Buffer<i32>,
-    pub counts: Buffer<i32>,
-    pub ids: Buffer<i32>,
 }
 
-impl Resident {
-    pub fn new(device: &Device, step: &DecodeStep) -> Resident {
-        let stream = device.stream().unwrap();
-        let scratch = TpScratch::capacity(step.rows, step.len_max());
+impl Inputs {
+    pub fn new(device: &Device, step: &DecodeStep) -> Inputs {
         let cache_bytes = device.upload(&step.cache).unwrap();
-        let shape = IndexCacheShape::new(step.blocks, dsa_core::layout::fp8_page::BYTES, step.page_stride).unwrap();
-        let resident = Resident {
+        Inputs {
             device: device.clone(),
+            stream: device.stream().unwrap(),
             queries: device.upload(&step.queries).unwrap(),
             weights: device.upload(&step.weights).unwrap(),
-            cache: KeyCache::new(device, &cache_bytes.as_view(), shape).unwrap(),
+            cache: KeyCache::new(device, &cache_bytes.as_view(), cache_shape(step)).unwrap(),
             cache_bytes,
             table: device.upload(&step.table).unwrap(),
-            kv_table: device.upload(&step.kv_table).unwrap(),
             row_ends: device.upload(&step.row_ends).unwrap(),
-            logits: device.alloc(scratch + GUARD).unwrap(),
-            tops: device.alloc(scratch / KEYS_PER_TOP + GUARD).unwrap(),
-            out: device.alloc(step.rows * step.topk + GUARD).unwrap(),
-            counts: device.alloc(step.rows + GUARD).unwrap(),
-            ids: device.alloc(step.rows * step.topk + GUARD).unwrap(),
-            stream,
-        };
-        resident.poison_guards(step);
-        resident
-    }
-
-    /// Poisons the outputs, and the guards after the scratch: the scratch itself stays uninitialised, so that the
-    /// simulator sees any read of what score did not write.
-    fn poison_guards(&self, step: &DecodeStep) {
-        let stream = &self.stream;
-        let scratch = TpScratch::capacity(step.rows, step.len_max());
-        self.logits.view(scratch..).unwrap().fill_bytes(stream, POISON).unwrap();
-        self.tops.view(scratch / KEYS_PER_TOP..).unwrap().fill_bytes(stream, POISON).unwrap();
-        for buffer in [&self.out, &self.counts, &self.ids] {
-            buffer.fill_bytes(stream, POISON).unwrap();
         }
-    }
-
-    /// One poisoned run.
-    pub fn run(&self, step: &DecodeStep, score: &IndexerScore, select: &IndexerSelect) -> Outputs {
-        self.poison_guards(step);
-        self.launch(step, score, select, &self.stream).unwrap();
-        self.read(step)
-    }
-
-    /// Launches score and select.
-    pub fn launch(
-        &self,
-        step: &DecodeStep,
-        score: &IndexerScore,
-        select: &IndexerSelect,
-        stream: &Stream,
-    ) -> Result<(), dsa_kernels::KernelError> {
-        let output = ScoreOutput::Compact { logits: self.logits.as_view(), tops: self.tops.as_view() };
-        score.launch(stream, &self.score_step(step), &output)?;
-        select.launch(stream, &self.select_step(step))
     }
 
     pub fn score_step(&self, step: &DecodeStep) -> ScoreStep<'_> {
@@ -134,6 +108,78 @@ impl Resident {
             length_max: step.len_max(),
         }
     }
+}
+
+/// The index cache of a step.
+pub fn cache_shape(step: &DecodeStep) -> IndexCacheShape {
+    IndexCacheShape::new(step.blocks, fp8_page::BYTES, step.page_stride).unwrap()
+}
+
+/// A step's inputs on a device, its scratch and outputs poisoned, with guards.
+pub struct Resident {
+    pub inputs: Inputs,
+    pub kv_table: Buffer<i32>,
+    pub logits: Buffer<u16>,
+    pub tops: Buffer<u16>,
+    pub out: Buffer<i32>,
+    pub counts: Buffer<i32>,
+    pub ids: Buffer<i32>,
+}
+
+impl Resident {
+    pub fn new(device: &Device, step: &DecodeStep) -> Resident {
+        let scratch = TpScratch::capacity(step.rows, step.len_max());
+        let resident = Resident {
+            inputs: Inputs::new(device, step),
+            kv_table: device.upload(&step.kv_table).unwrap(),
+            logits: device.alloc(scratch + GUARD).unwrap(),
+            tops: device.alloc(scratch / KEYS_PER_TOP + GUARD).unwrap(),
+            out: device.alloc(step.rows * step.topk + GUARD).unwrap(),
+            counts: device.alloc(step.rows + GUARD).unwrap(),
+            ids: device.alloc(step.rows * step.topk + GUARD).unwrap(),
+        };
+        resident.poison(step);
+        resident
+    }
+
+    pub fn stream(&self) -> &Stream {
+        &self.inputs.stream
+    }
+
+    /// Poisons the outputs, and the guards after the scratch: the scratch itself stays uninitialised, so that the
+    /// simulator sees any read of what score did not write.
+    pub fn poison(&self, step: &DecodeStep) {
+        let stream = self.stream();
+        let scratch = TpScratch::capacity(step.rows, step.len_max());
+        self.logits.view(scratch..).unwrap().fill_bytes(stream, POISON).unwrap();
+        self.tops.view(scratch / KEYS_PER_TOP..).unwrap().fill_bytes(stream, POISON).unwrap();
+        for buffer in [&self.out, &self.counts, &self.ids] {
+            buffer.fill_bytes(stream, POISON).unwrap();
+        }
+    }
+
+    /// One poisoned run.
+    pub fn run(&self, step: &DecodeStep, score: &IndexerScore, select: &IndexerSelect) -> Outputs {
+        self.poison(step);
+        self.launch(step, score, select, self.stream()).unwrap();
+        self.read(step)
+    }
+
+    /// Launches score and select.
+    pub fn launch(
+        &self,
+        step: &DecodeStep,
+        score: &IndexerScore,
+        select: &IndexerSelect,
+        stream: &Stream,
+    ) -> Result<(), KernelError> {
+        score.launch(stream, &self.inputs.score_step(step), &self.compact())?;
+        select.launch(stream, &self.select_step(step))
+    }
+
+    pub fn compact(&self) -> ScoreOutput<'_> {
+        ScoreOutput::Compact { logits: self.logits.as_view(), tops: self.tops.as_view() }
+    }
 
     pub fn select_step(&self, step: &DecodeStep) -> SelectStep<'_> {
         let rows = step.rows;
@@ -142,7 +188,7 @@ impl Resident {
             tops: self.tops.as_view(),
             table: Table { ids: self.kv_table.as_view(), stride: step.kv_table_stride, width: step.kv_table_width },
             kv: KvShape::new(step.kv_page, step.kv_block_rows, 0).unwrap(),
-            row_ends: self.row_ends.as_view(),
+            row_ends: self.inputs.row_ends.as_view(),
             length_max: step.len_max(),
             out: self.out.view(..rows * step.topk).unwrap(),
             counts: self.counts.view(..rows).unwrap(),
@@ -150,33 +196,34 @@ impl Resident {
         }
     }
 
-    fn read(&self, step: &DecodeStep) -> Outputs {
-        let stream = &self.stream;
+    pub fn read(&self, step: &DecodeStep) -> Outputs {
+        let stream = self.stream();
         let plan = TpScratch::plan(&step.row_ends, step.q, step.topk, step.len_max()).unwrap();
         let logits = self.logits.copy_to_vec(stream).unwrap();
         let tops = self.tops.copy_to_vec(stream).unwrap();
         let scratch = TpScratch::capacity(step.rows, step.len_max());
-        let poison16 = u16::from_ne_bytes([POISON; 2]);
-        let poison32 = i32::from_ne_bytes([POISON; 4]);
-        assert!(logits[scratch..].iter().all(|x| *x == poison16), "a write past the logits");
-        assert!(tops[scratch / KEYS_PER_TOP..].iter().all(|x| *x == poison16), "a write past the tops");
-        let tail = |buffer: &Buffer<i32>, len: usize| {
-            let mut values = buffer.copy_to_vec(stream).unwrap();
-            assert!(values[len..].iter().all(|x| *x == poison32), "a write past an output");
-            values.truncate(len);
-            values
-        };
+        assert!(logits[scratch..].iter().all(|x| *x == POISON16), "a write past the logits");
+        assert!(tops[scratch / KEYS_PER_TOP..].iter().all(|x| *x == POISON16), "a write past the tops");
         let row = |row: usize| plan.row_start(row).map(|at| (at, step.row_len(row)));
         Outputs {
             logits: (0..step.rows).map(|r| row(r).map(|(at, n)| logits[at..at + n].to_vec())).collect(),
             tops: (0..step.rows)
                 .map(|r| row(r).map(|(at, n)| tops[at / 8..at / 8 + n.div_ceil(KEYS_PER_TOP)].to_vec()))
                 .collect(),
-            out: tail(&self.out, step.rows * step.topk),
-            counts: tail(&self.counts, step.rows),
-            ids: tail(&self.ids, step.rows * step.topk),
+            out: read_guarded(&self.out, step.rows * step.topk, stream),
+            counts: read_guarded(&self.counts, step.rows, stream),
+            ids: read_guarded(&self.ids, step.rows * step.topk, stream),
         }
     }
+}
+
+/// The first `len` elements of an output; what follows them must be poison.
+#[track_caller]
+pub fn read_guarded(buffer: &Buffer<i32>, len: usize, stream: &Stream) -> Vec<i32> {
+    let mut values = buffer.copy_to_vec(stream).unwrap();
+    assert!(values[len..].iter().all(|x| *x == POISON32), "a write past an output");
+    values.truncate(len);
+    values
 }
 
 /// What a step left on the device.

@@ -1,0 +1,378 @@
+//! Select on logits laid down directly: exact whatever the values, lengths and shapes.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::*;
+use dsa_core::ShapeError;
+use dsa_core::generate::{LogitPattern, SplitMix64};
+use dsa_core::numerics::bf16;
+use dsa_kernels::select::{IndexerSelect, SelectShape};
+use gpu::Device;
+
+const INFINITY: u16 = 0x7F80;
+const MINUS_INFINITY: u16 = 0xFF80;
+
+/// Top-k values of both CTA sizes, with partial and whole last rounds, one to eight vectors a thread.
+const TOPKS: [usize; 6] = [128, 512, 640, 1024, 1920, 2048];
+
+/// Rows of the pattern, one of each length.
+fn rows_of(pattern: LogitPattern, topk: usize, lengths: &[usize]) -> Rows {
+    Rows::new(topk, lengths.iter().enumerate().map(|(seed, &len)| pattern.row(seed as u64, len)).collect())
+}
+
+/// Lengths at which the kernel changes its way: none, all kept, all vectors listed, a list of vectors.
+fn edge_lengths(topk: usize) -> Vec<usize> {
+    let around = |n: usize| [n - 1, n, n + 1];
+    let mut lengths = vec![0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 129];
+    lengths.extend(around(topk));
+    lengths.extend([topk + 7, topk + 8, topk + 9]);
+    lengths.extend(around(topk.next_multiple_of(512) + 64));
+    lengths.extend(8 * topk - 8..=8 * topk + 9);
+    lengths
+}
+
+#[test]
+fn every_pattern_is_exact_either_side_of_every_edge() {
+    on_every_device(|device| {
+        for topk in TOPKS {
+            let lengths = edge_lengths(topk);
+            for foreign in [false, true] {
+                let select = IndexerSelect::new(device, Rows::new(topk, vec![]).foreign(foreign).shape()).unwrap();
+                // On the simulator the long edges of each top-k meet a few patterns, the short ones all.
+                for (i, pattern) in LogitPattern::ALL.into_iter().enumerate() {
+                    let all = !device.info().simulated || topk == 128 || i % 4 == topk / 128 % 4;
+                    let kept = lengths.iter().copied().filter(|len| all || *len < 3 * topk);
+                    let rows = rows_of(pattern, topk, &kept.collect::<Vec<_>>()).foreign(foreign);
+                    check_select_with(device, &select, &rows, 1);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn the_largest_topk_is_exact() {
+    on_every_device(|device| {
+        let lengths = [4095, 4096, 4097, 5000, 32_767, 32_768, 32_769, 40_000];
+        for pattern in [LogitPattern::Gaussian, LogitPattern::Ties, LogitPattern::NanMix] {
+            check_select(device, &rows_of(pattern, 4096, &lengths).foreign(true));
+        }
+    });
+}
+
+#[test]
+fn rows_of_several_rounds_of_tops_are_exact() {
+    on_every_device(|device| {
+        for topk in [128, 2048] {
+            // 16 tops a thread and round: 512 threads take 65,536 keys, 1024 take 131,072.
+            let round = 128 * SelectShape::new(1, topk, 64).unwrap().threads() as usize;
+            let lengths = [65_535, 65_536, 65_537, round - 1, round, round + 1, 2 * round + 9];
+            for pattern in [LogitPattern::Gaussian, LogitPattern::Ties, LogitPattern::AllEqual] {
+                let lengths = if device.info().simulated { &lengths[3..] } else { &lengths[..] };
+                check_select(device, &rows_of(pattern, topk, lengths));
+            }
+        }
+    });
+}
+
+#[test]
+fn topk_is_accepted_or_refused_when_planned() {
+    for topk in [128, 512, 640, 1024, 1920, 2048, 4096] {
+        assert_eq!(SelectShape::new(1, topk, 64).unwrap().topk() as usize, topk);
+    }
+    for topk in [0, 1, 64, 1000, 2051, 4224] {
+        assert_eq!(SelectShape::new(1, topk, 64), Err(ShapeError::TopkUnsupported { topk }));
+    }
+    for q in [0, 9] {
+        assert_eq!(SelectShape::new(q, 128, 64), Err(ShapeError::RowsPerRequestOutOfRange { q }));
+    }
+    for page in [0, 3, 48, 1 << 21] {
+        assert_eq!(SelectShape::new(1, 128, page), Err(ShapeError::PageNotPowerOfTwo { page }));
+    }
+}
+
+#[test]
+fn every_page_size_maps_to_physical_rows() {
+    on_every_device(|device| {
+        for page in [1, 16, 64, 256, 2048] {
+            for block_rows in [page, page + 13] {
+                let rows = rows_of(LogitPattern::Gaussian, 512, &[0, 1, 500, 512, 513, 2500, 5000]);
+                check_select(device, &Rows { page, block_rows, ..rows });
+            }
+        }
+    });
+}
+
+#[test]
+fn physical_rows_reach_the_end_of_an_int32_pool() {
+    on_every_device(|device| {
+        let rows = rows_of(LogitPattern::Gaussian, 128, &[100, 1000, 3000]);
+        // Three tables of 47 blocks, the last of which ends at row 2^31 - 1.
+        let rows = Rows { block_first: (1 << 25) - 3 * 47, ..rows };
+        let highest = rows.expected().iter().flat_map(|row| row.rows.clone()).max().unwrap();
+        assert!(highest > i32::MAX - 64 * 3 * 47);
+        check_select(device, &rows);
+    });
+}
+
+#[test]
+fn every_q_finds_its_rows_whatever_their_order() {
+    on_every_device(|device| {
+        for q in 1..=8 {
+            // Requests of only short rows take no scratch; in the others, short rows take room but are not read.
+            let lengths = [900, 128, 0, 129, 2000, 64, 1024, 500, 100, 128, 1, 0, 2, 3, 127, 64, 130, 1, 1, 1];
+            let mut rows = rows_of(LogitPattern::FewDistinct(100), 128, &lengths[..lengths.len() / q * q]);
+            rows.q = q;
+            check_select(device, &rows);
+        }
+    });
+}
+
+#[test]
+fn a_crowded_bin_loses_no_key() {
+    on_every_device(|device| {
+        let edges = [4096, 8192, 16_384, 40_000];
+        for (len, rows, runs) in edges.iter().flat_map(|&edge| {
+            let lens = [edge - 1, edge, edge + 1];
+            lens.into_iter().flat_map(|len| [(len, 1, 20), (len, 33, 2)])
+        }) {
+            let rows = sized(device, if rows == 1 || len % 8 == 0 { rows } else { 3 }, rows);
+            let runs = sized(device, runs.min(3), runs);
+            check_select_runs(device, &rows_of(LogitPattern::Ties, 2048, &vec![len; rows]), runs);
+        }
+    });
+}
+
+#[test]
+fn twenty_runs_agree_bit_for_bit_on_heavy_ties() {
+    in_every_order(2, |device| {
+        let rows = Rows::new(
+            512,
+            [LogitPattern::FewDistinct(2), LogitPattern::AllEqual, LogitPattern::SignedZeros, LogitPattern::NanMix]
+                .map(|pattern| pattern.row(1, 6000))
+                .into(),
+        );
+        check_select_runs(device, &rows.foreign(true), sized(device, 5, 20));
+    });
+}
+
+#[test]
+fn keys_past_the_row_end_are_never_picked() {
+    on_every_device(|device| {
+        for topk in [512, 2048] {
+            let lengths = [0, 1, topk - 1, topk, topk + 1];
+            let mut rows = rows_of(LogitPattern::Descending, topk, &lengths);
+            // Everything past the end is +inf, as far as the last page of a longer row.
+            for (row, len) in rows.logits.iter_mut().zip(lengths) {
+                row.resize((len + 3).next_multiple_of(64), INFINITY);
+            }
+            let want = rows.expected();
+            assert_eq!(want.iter().map(|row| row.count).collect::<Vec<_>>(), [0, 1, topk - 1, topk, topk]);
+            assert_eq!(want[4].ids.last(), Some(&(topk as i32 - 1)), "only the smallest is dropped");
+            check_select(device, &rows);
+        }
+    });
+}
+
+#[test]
+fn nan_ranks_lowest_and_zeros_tie() {
+    on_every_device(|device| {
+        let finite = LogitPattern::Ascending.row(0, 3000);
+        let half_nan = (0..3000).map(|i| match i % 4 {
+            0 => 0x7FC1,
+            2 => 0xFFC1,
+            _ => finite[i],
+        });
+        // Ten of each infinity, zeros of both signs around the 2048-th place.
+        let zeros = (0..3000).map(|i| match i {
+            0..10 => INFINITY,
+            100..110 => MINUS_INFINITY,
+            1000..1500 => bf16::from_f32(1.0),
+            _ => (i as u16 % 2) << 15,
+        });
+        let rows = Rows::new(2048, vec![half_nan.collect(), zeros.collect(), vec![0x7FFF; 3000], vec![0xFFFF; 2049]]);
+        let want = rows.clone().foreign(true).expected();
+        let odd = |ids: &[i32]| ids.iter().filter(|id| *id % 2 == 1).count();
+        assert_eq!(odd(&want[0].ids), 1500, "every finite value precedes every NaN");
+        for foreign in [false, true] {
+            check_select(device, &rows.clone().foreign(foreign));
+        }
+    });
+}
+
+/// Row of K + 1 keys of which the first or the last must be dropped; the others are +inf.
+#[test]
+fn every_ordered_pair_of_scores_is_ordered_by_value_then_index() {
+    let scores = [f32::NEG_INFINITY, -2.0, -1.0, -0.0, 0.0, 1e-40, 1.0, f32::INFINITY, f32::NAN, -f32::NAN];
+    let pairs: Vec<(f32, f32)> = scores.iter().flat_map(|&a| scores.map(|b| (a, b))).collect();
+    let topk = 128;
+    let row = |(a, b): (f32, f32)| -> Vec<u16> {
+        (0..=topk).map(|i| [a, f32::INFINITY, b][(i > 0) as usize + (i == topk) as usize]).map(bf16::from_f32).collect()
+    };
+    on_every_device(|device| {
+        let rows = Rows::new(topk, pairs.iter().map(|&pair| row(pair)).collect()).foreign(true);
+        let select = IndexerSelect::new(device, rows.shape()).unwrap();
+        let [_, counts, ids] = SelectRig::new(device, &rows).run(&select);
+        assert_eq!(counts, vec![topk as i32; pairs.len()]);
+        for (&(a, b), ids) in pairs.iter().zip(ids.chunks(topk)) {
+            // Stated without the kernels' key order: numbers by value, NaN below all of them, ties to the lower index.
+            let first_is_dropped = if a.is_nan() { !b.is_nan() } else { a < b };
+            let want: Vec<i32> = (0..topk as i32).map(|i| i + first_is_dropped as i32).collect();
+            assert_eq!(ids, want, "{a} at 0, {b} at {topk}");
+        }
+    });
+}
+
+#[test]
+fn pairs_are_ordered_across_listed_vectors_too() {
+    let bits = [MINUS_INFINITY, 0xC000, 0x8000, 0x0000, 0x0001, 0x3F80, INFINITY, 0x7FFF, 0xFFC0];
+    let topk = 128;
+    on_every_device(|device| {
+        // More vectors than K: K - 1 of them hold a +inf, the first and the last the pair, everything else is NaN.
+        let row = |a: u16, b: u16| -> Vec<u16> {
+            let len = 8 * topk + 40;
+            (0..len)
+                .map(|i| match i {
+                    3 => a,
+                    i if i == len - 2 => b,
+                    i if i % 8 == 5 && (1..topk).contains(&(i / 8)) => INFINITY,
+                    _ => 0xFFFE,
+                })
+                .collect()
+        };
+        let rows = bits.iter().flat_map(|&a| bits.map(|b| row(a, b))).collect();
+        check_select(device, &Rows::new(topk, rows).foreign(true));
+    });
+}
+
+#[test]
+fn negative_ends_are_empty_rows_and_end_in_time() {
+    let body = |device: &Device| {
+        let mut rows = Rows::new(2048, vec![vec![0x3F80; 2]; 8]);
+        rows.row_ends = vec![-1, 0, 1, 2, -3, -2, -1, i32::MIN];
+        rows.q = 4;
+        rows.length_max = 4096;
+        let select = IndexerSelect::new(device, rows.shape()).unwrap();
+        let rig = SelectRig::new(device, &rows);
+        rig.poison();
+        select.launch(&rig.stream, &rig.step()).unwrap();
+        let started = Instant::now();
+        while !rig.stream.is_idle().unwrap() {
+            assert!(started.elapsed() < Duration::from_secs(2), "select hangs on negative row ends");
+        }
+        let got = rig.read();
+        assert_eq!(got[1], [0, 0, 1, 2, 0, 0, 0, 0]);
+        rig.check(&rows.expected(), &got);
+    };
+    // The simulator's watchdog.
+    body(&Device::simulated(gpu::SimConfig { fuel: 10_000_000, ..sim_config() }));
+    on_gpu(body);
+}
+
+#[test]
+fn ends_past_the_table_are_clamped() {
+    on_every_device(|device| {
+        for length_max in [100, 512, 513, 1000] {
+            let mut rows = rows_of(LogitPattern::Gaussian, 512, &[length_max; 3]);
+            rows.row_ends = vec![i32::MAX, length_max as i32 + 1, length_max as i32];
+            check_select(device, &rows);
+        }
+    });
+}
+
+#[test]
+fn lanes_past_the_row_end_are_no_candidates() {
+    on_every_device(|device| {
+        for topk in [128, 2048] {
+            // K - 5 ordinary values, the rest as low as logits go.
+            let row = |extra: usize| -> Vec<u16> {
+                let mut row = LogitPattern::Gaussian.row(extra as u64, topk - 5);
+                let low = [bf16::from_f32(-1e30), MINUS_INFINITY];
+                row.extend((0..5 + extra).map(|i| low[i % 2]));
+                SplitMix64::new(extra as u64).shuffle(&mut row);
+                row
+            };
+            check_select(device, &Rows::new(topk, (1..=16).map(row).collect()));
+        }
+    });
+}
+
+#[test]
+fn selection_is_exact_for_bf16_whatever_fp32_would_say() {
+    on_every_device(|device| {
+        let mut rng = SplitMix64::new(62);
+        for (name, spread) in [("random", 1.0), ("clustered", 0.01)] {
+            let scores: Vec<f32> = (0..20_000).map(|_| 1.0 + spread * rng.gaussian()).collect();
+            let rows = Rows::new(2048, vec![scores.iter().map(|&x| bf16::from_f32(x)).collect()]);
+            check_select(device, &rows);
+            let mut order: Vec<i32> = (0..20_000).collect();
+            order.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize]));
+            let selected = &rows.expected()[0].ids;
+            let both = order[..2048].iter().filter(|id| selected.contains(id)).count();
+            println!("{name} scores: {both} of 2048 also among the first by FP32");
+        }
+    });
+}
+
+#[test]
+fn without_ids_nothing_is_written_to_them() {
+    on_every_device(|device| {
+        let rows = rows_of(LogitPattern::Gaussian, 640, &[0, 640, 641, 9000]);
+        check_select(device, &Rows { ids: false, ..rows });
+    });
+}
+
+#[test]
+fn output_rows_beyond_the_live_ones_come_out_empty() {
+    on_every_device(|device| {
+        for lengths in [&[][..], &[3, 700]] {
+            let rows = rows_of(LogitPattern::Gaussian, 512, lengths);
+            check_select(device, &Rows { spare: 3, ..rows });
+        }
+    });
+}
+
+#[test]
+fn random_rows_are_exact() {
+    on_every_device(|device| {
+        let mut rng = SplitMix64::new(2026);
+        let longest = sized(device, 3000, 140_000);
+        let mut rows_done = 0;
+        let topks = [128, 256, 512, 640, 1024, 2048, 4096];
+        while rows_done < 2000 {
+            let topk = topks[rng.below(topks.len())];
+            let page = [1, 16, 64, 256, 2048][rng.below(5)];
+            let q = 1 + rng.below(8);
+            let requests = 1 + rng.below(96 / q);
+            let mut rows = Rows::new(topk, vec![]).foreign(rng.below(2) == 1);
+            (rows.q, rows.page, rows.block_rows, rows.length_max) = (q, page, page + rng.below(3), longest);
+            (rows.spare, rows.ids) = (rng.below(3), rng.below(4) > 0);
+            for _ in 0..requests * q {
+                // Three rows in four are longer than K, where the shape allows.
+                let len = if rng.below(4) > 0 { topk.min(longest) + rng.below(longest) } else { rng.below(topk) };
+                let len = len.min(longest);
+                rows.logits.push(random_row(&mut rng, len));
+                rows.row_ends.push(len as i32 - if len == 0 { rng.below(5) as i32 } else { 0 });
+            }
+            rows_done += rows.live();
+            check_select(device, &rows);
+        }
+    });
+}
+
+/// A row of one pattern, or of pieces of several.
+fn random_row(rng: &mut SplitMix64, len: usize) -> Vec<u16> {
+    let mut row = Vec::new();
+    let pieces = 1 + rng.below(3);
+    while row.len() < len {
+        let pattern = LogitPattern::ALL[rng.below(LogitPattern::ALL.len())];
+        let piece = len.div_ceil(pieces).min(len - row.len());
+        row.extend(pattern.row(rng.next_u64(), piece));
+    }
+    if rng.below(2) == 0 {
+        rng.shuffle(&mut row);
+    }
+    row
+}
