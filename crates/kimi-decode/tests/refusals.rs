@@ -158,7 +158,7 @@ fn run_refuses_steps_that_do_not_fit_before_launching() {
     let refused = |change: &dyn Fn(&mut Step<'_>)| {
         let mut spoilt = layer.inputs.step(SHAPE);
         change(&mut spoilt);
-        layer.indexer.run(&layer.stream, &spoilt).err().expect("refused")
+        layer.indexer.run(&layer.stream, &spoilt).expect_err("refused")
     };
     let short = |change: &dyn Fn(&mut Step<'_>), buffer: &str, found: usize, needed: usize| {
         let error = refused(change);
