@@ -141,7 +141,7 @@ proptest! {
         let want: Vec<u32> = expected(&stmts).into_iter().flatten().collect();
         for config in [Config::default(), Config::seeded(seed)] {
             // A clobbered loop counter must fail, not run for ever.
-            let mut bench = Bench::new(Config { fuel: 10_000_000, ..config });
+            let mut bench = Bench::new(Config { fuel: 2_000_000, ..config });
             bench.run(&k, 1, 0).map_err(|fault| TestCaseError::fail(fault.to_string()))?;
             prop_assert_eq!(&bench.read(bench.out, 32 * VARS), &want);
         }
