@@ -311,7 +311,7 @@ impl What {
 
 fn bench_gpu(c: &mut Criterion, device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let info = device.info();
-    let peak = PEAKS.iter().find(|p| p.device == info.name);
+    let peak = PEAKS.iter().find(|p| info.name.contains(p.device));
     println!(
         "{} ({} SMs, {} MB L2), driver {:?}; cold L2, CUDA graphs, programmatic launches; medians",
         info.name,

@@ -1,7 +1,6 @@
 //! mbarriers, tensor-map and bulk copies, and dependent launches.
 
-use crate::builder::emit;
-use crate::control::while_;
+use crate::builder::{emit, new_label};
 use crate::memory::{Global, Policy, Shared, SharedArray};
 use crate::op::{Address, Op};
 use crate::tensor_map::TensorMapHandle;
@@ -84,8 +83,11 @@ impl Mbarrier {
     /// Waits until the phase of the given parity has completed.
     #[track_caller]
     pub fn wait(self, parity: impl Into<Reg<u32>>) {
-        let parity = parity.into();
-        while_(|| !self.try_wait(parity), || {});
+        // Spelled out so that every instruction is attributed to the caller, which a closure would hide.
+        let retry = new_label();
+        emit(Op::Label { label: retry });
+        let done = self.try_wait(parity);
+        emit(Op::Bra { target: retry, cond: Some((done.reg(), false)) });
     }
 }
 

@@ -23,29 +23,9 @@ pub(super) struct SharedMachine {
     fault: OnceLock<Error>,
 }
 
-/// A machine that may move between threads, under the lock of [`SharedMachine`].
-pub(super) struct MobileMachine(Machine);
-
-// SAFETY: every part of a machine is `Send` except the raw kernel pointers that key its table of decoded programs.
-// They are compared and hashed, never dereferenced, and each entry's program keeps its kernel alive.
-unsafe impl Send for MobileMachine {}
-
-impl std::ops::Deref for MobileMachine {
-    type Target = Machine;
-    fn deref(&self) -> &Machine {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for MobileMachine {
-    fn deref_mut(&mut self) -> &mut Machine {
-        &mut self.0
-    }
-}
-
 /// The machine and what waits in it.
 pub(super) struct State {
-    pub(super) machine: MobileMachine,
+    pub(super) machine: Machine,
     /// Number of completed runs; work stamped with it is still waiting.
     pub(super) runs: u64,
     /// The run that will execute each device's last enqueued command; [`NEVER`] before the first.
@@ -62,11 +42,7 @@ const ZERO_CHUNK: usize = 1 << 20;
 impl Device {
     /// Every device of a new machine, as devices of architecture `target`.
     pub(crate) fn group(config: Config, target: Target) -> Vec<Arc<Device>> {
-        let state = State {
-            machine: MobileMachine(Machine::new(config)),
-            runs: 0,
-            enqueued_before: vec![NEVER; config.devices],
-        };
+        let state = State { machine: Machine::new(config), runs: 0, enqueued_before: vec![NEVER; config.devices] };
         let machine = Arc::new(SharedMachine { state: Mutex::new(state), fault: OnceLock::new() });
         (0..config.devices as u32)
             .map(|id| {
