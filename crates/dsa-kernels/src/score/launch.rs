@@ -1,6 +1,6 @@
 //! Score on a device.
 
-use dsa_core::consts::{CONTEXT_MAX, HEADS, PAGE, Q_MAX, TILE};
+use dsa_core::consts::{CONTEXT_MAX, HEADS, PAGE, Q_MAX, REQUESTS_MAX, TILE};
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::layout::{fp8_page, query_row};
 use dsa_core::{IndexCacheShape, IndexShape};
@@ -181,4 +181,5 @@ impl IndexerScore {
 }
 
 // A row's length fits 32 bits, and so do a step's rows.
-const _: () = assert!(CONTEXT_MAX < u32::MAX as usize && Q_MAX * 1024 < u32::MAX as usize && TILE == 128);
+const _: () = assert!(CONTEXT_MAX < u32::MAX as usize);
+const _: () = assert!(Q_MAX * REQUESTS_MAX < u32::MAX as usize && TILE == 128);
