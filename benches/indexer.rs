@@ -269,7 +269,7 @@ impl Rig {
         let weights: &[u16; HEADS] = self.host_weights[row * HEADS..][..HEADS].try_into().expect("a row");
         for key in (0..logits.len()).step_by(logits.len() / 64 + 1) {
             let page = &pool.pages[table[key / PAGE] as usize % DISTINCT_PAGES * fp8_page::BYTES..][..fp8_page::BYTES];
-            let (bytes, word) = fp8_page::read(page.try_into().expect("a page"), key % PAGE);
+            let (bytes, word) = fp8_page::read(page, key % PAGE);
             let scale = ScaleForm::Ue8m0.decode(word);
             let dots: [f32; HEADS] = std::array::from_fn(|h| {
                 let head: &[u8; DIM] = query[h * DIM..][..DIM].try_into().expect("a head");

@@ -63,7 +63,7 @@ pub fn expected_scratch(step: &DecodeStep, form: ScoreForm, logits: &[Vec<u16>])
     let len = logits_len(step, form);
     let mut scratch = Scratch { logits: vec![POISON16; len + GUARD], tops: vec![POISON16; len / KEYS_PER_TOP + GUARD] };
     let plan = TpScratch::plan(&step.row_ends, step.q, step.topk, step.len_max()).unwrap();
-    for row in 0..step.rows {
+    for (row, row_logits) in logits.iter().enumerate() {
         let start = match form {
             ScoreForm::Compact { .. } => plan.row_start(row),
             ScoreForm::Pitched => Some(row * pitch(step)),
@@ -71,10 +71,10 @@ pub fn expected_scratch(step: &DecodeStep, form: ScoreForm, logits: &[Vec<u16>])
         let Some(start) = start else { continue };
         let request = row / step.q * step.q;
         let longest = (request..request + step.q).map(|row| step.row_len(row)).max().unwrap();
-        let mut written = logits[row].clone();
+        let mut written = row_logits.clone();
         written.resize(longest.next_multiple_of(PAGE), 0);
         if form != ScoreForm::Pitched {
-            let tops = oracle::score::tops(&written, logits[row].len());
+            let tops = oracle::score::tops(&written, row_logits.len());
             scratch.tops[start / KEYS_PER_TOP..][..tops.len()].copy_from_slice(&tops);
         }
         scratch.logits[start..][..written.len()].copy_from_slice(&written);
