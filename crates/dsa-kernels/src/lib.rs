@@ -13,6 +13,7 @@ mod rows;
 pub mod score;
 pub mod select;
 pub mod table;
+mod topk;
 
 pub use cost::Cost;
 pub use error::KernelError;

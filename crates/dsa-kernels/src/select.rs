@@ -11,18 +11,12 @@
 //! row's end is present; keys past its end have logit +0 and count for nothing.
 //!
 //! # Algorithm
-//! Call the 8 keys of one top a vector. **The K keys lie in the K first vectors by (top descending, index ascending)**:
-//! were a selected key in a later vector, the K vectors before it would each hold a key (their top) that precedes it.
-//! So the tops bound the work exactly, whatever the ties, and no fallback is needed:
-//! 1. rows of at most K keys take all of them, without reading logits;
-//! 2. rows of at most K vectors take every vector; longer ones find the K-th vector by a radix select over the tops
-//!    (11 bits, then 5) and list the K vectors in index order;
-//! 3. each thread holds a run of the vectors in registers; a radix select over their keys gives the threshold and how
-//!    many keys equal to it are taken, an ordered scan gives every selected key its slot;
-//! 4. ids go through shared memory so that table reads and row stores are coalesced.
+//! Rows of at most K keys take all of them, without reading logits. Of longer ones the `topk` module selects: the K
+//! vectors with the largest tops, then the K keys among them, exactly and without a fallback. The ids go through shared
+//! memory so that table reads and row stores are coalesced.
 //!
 //! # Decomposition
-//! One CTA per row; a thread owns consecutive tops and consecutive listed vectors, so thread order is key order.
+//! One CTA per row.
 //!
 //! # Synchronisation
 //! CTA barriers only, each with what it orders. Row ends and the table are step metadata and may be read before the
@@ -124,11 +118,6 @@ impl SelectShape {
     /// Threads of a CTA: few enough for one to start beside score's, whose tail its prologue then hides behind.
     pub fn threads(&self) -> u32 {
         512
-    }
-
-    /// Vectors that a thread holds in registers.
-    pub(crate) fn vectors_per_thread(&self) -> u32 {
-        self.topk.div_ceil(self.threads())
     }
 }
 
