@@ -27,6 +27,18 @@ pub enum KernelError {
         /// Elements needed.
         needed: usize,
     },
+    /// A device buffer whose address the kernel's vector accesses cannot use.
+    #[error("{kernel}: {buffer} starts at {address:#x}, which is not {align}-byte aligned")]
+    Misaligned {
+        /// Kernel.
+        kernel: &'static str,
+        /// Argument.
+        buffer: &'static str,
+        /// Address found.
+        address: u64,
+        /// Alignment needed, in bytes.
+        align: u64,
+    },
     /// A kernel that does not exist for the device's architecture.
     #[error("{kernel} is not available for {target}: it needs sm_90a")]
     UnsupportedTarget {

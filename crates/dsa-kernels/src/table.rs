@@ -28,7 +28,10 @@ impl Table<'_> {
             }
             .into());
         }
-        let needed = if requests == 0 { 0 } else { (requests - 1) * self.stride + self.width };
+        let needed = match requests {
+            0 => 0,
+            n => (n - 1).saturating_mul(self.stride).saturating_add(self.width),
+        };
         check_len(kernel, buffer, self.ids.len(), needed)
     }
 }
@@ -41,6 +44,23 @@ pub(crate) fn check_len(
     needed: usize,
 ) -> Result<(), KernelError> {
     if found < needed { Err(KernelError::BufferTooShort { kernel, buffer, found, needed }) } else { Ok(()) }
+}
+
+/// Checks that a scratch buffer of `needed` elements starts where 16-byte accesses may.
+pub(crate) fn check_scratch(
+    kernel: &'static str,
+    buffer: &'static str,
+    view: &View<'_, u16>,
+    needed: usize,
+) -> Result<(), KernelError> {
+    const ALIGN: u64 = 16;
+    check_len(kernel, buffer, view.len(), needed)?;
+    let address = view.ptr().address();
+    if address.is_multiple_of(ALIGN) {
+        Ok(())
+    } else {
+        Err(KernelError::Misaligned { kernel, buffer, address, align: ALIGN })
+    }
 }
 
 /// A size as the kernels take it.

@@ -9,7 +9,7 @@ use ptx::{DevicePtr, Kernel, Target, TensorMap};
 
 use super::{ScoreArgs, ScoreForm, ScoreShape, build, check_pitch, key_map, query_map};
 use crate::error::KernelError;
-use crate::table::{Table, check_len, word};
+use crate::table::{Table, check_len, check_scratch, word};
 
 const KERNEL: &str = "score";
 
@@ -42,7 +42,7 @@ impl KeyCache {
     }
 }
 
-/// Where a launch writes.
+/// Where a launch writes. Logits and tops are 16-byte aligned.
 #[derive(Clone, Debug)]
 pub enum ScoreOutput<'a> {
     /// Request-compact logits and tops, with room for every row at the longest length
@@ -138,17 +138,17 @@ impl IndexerScore {
         check_len(KERNEL, "queries", step.queries.len(), rows * query_row::BYTES)?;
         check_len(KERNEL, "weights", step.weights.len(), rows * HEADS)?;
         step.table.check(KERNEL, "table", shape.requests())?;
-        check_len(KERNEL, "table width x 64", step.table.width * PAGE, step.length_max)?;
+        check_len(KERNEL, "table width x 64", step.table.width.saturating_mul(PAGE), step.length_max)?;
         let (logits, tops, pitch) = match (self.shape.form(), output) {
             (ScoreForm::Compact { .. }, ScoreOutput::Compact { logits, tops }) => {
                 let needed = TpScratch::capacity(rows, step.length_max);
-                check_len(KERNEL, "logits", logits.len(), needed)?;
-                check_len(KERNEL, "tops", tops.len(), needed / 8)?;
+                check_scratch(KERNEL, "logits", logits, needed)?;
+                check_scratch(KERNEL, "tops", tops, needed / 8)?;
                 (logits.ptr(), tops.ptr(), 0)
             }
             (ScoreForm::Pitched, ScoreOutput::Pitched { logits, pitch }) => {
                 check_len(KERNEL, "pitch", check_pitch(*pitch)?, step.length_max)?;
-                check_len(KERNEL, "logits", logits.len(), rows * pitch)?;
+                check_scratch(KERNEL, "logits", logits, rows.saturating_mul(*pitch))?;
                 (logits.ptr(), DevicePtr::NULL, *pitch)
             }
             (ScoreForm::Compact { .. }, ScoreOutput::Pitched { .. }) => {

@@ -1,6 +1,6 @@
 //! Select on a device.
 
-use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP};
+use dsa_core::consts::KEYS_PER_TOP;
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::{IndexShape, KvShape};
 use gpu::{Device, Function, LaunchConfig, Stream, View};
@@ -8,16 +8,16 @@ use ptx::{DevicePtr, Kernel};
 
 use super::{SelectArgs, SelectShape, build};
 use crate::error::KernelError;
-use crate::table::{Table, check_len, word};
+use crate::table::{Table, check_len, check_scratch, word};
 
 const KERNEL: &str = "select";
 
 /// The inputs and outputs of one step.
 #[derive(Clone, Debug)]
 pub struct SelectStep<'a> {
-    /// Compact BF16 logits, as score wrote them.
+    /// Compact BF16 logits, as score wrote them; 16-byte aligned.
     pub logits: View<'a, u16>,
-    /// Tops, as score wrote them.
+    /// Tops, as score wrote them; 16-byte aligned.
     pub tops: View<'a, u16>,
     /// MLA block ids per request.
     pub table: Table<'a>,
@@ -77,7 +77,7 @@ impl IndexerSelect {
     pub fn launch(&self, stream: &Stream, step: &SelectStep<'_>) -> Result<(), KernelError> {
         let (q, topk) = (self.shape.q() as usize, self.shape.topk() as usize);
         let (live, rows) = (step.row_ends.len(), step.counts.len());
-        let shape = IndexShape::from_rows(live, q, topk, step.length_max.clamp(1, CONTEXT_MAX))?;
+        let shape = IndexShape::from_rows(live, q, topk, step.length_max.max(1))?;
         check_len(KERNEL, "counts", rows, live)?;
         check_len(KERNEL, "out", step.out.len(), rows * topk)?;
         let ids = match (&step.ids, self.shape.ids()) {
@@ -93,8 +93,8 @@ impl IndexerSelect {
             }
         };
         let scratch = TpScratch::capacity(live, step.length_max);
-        check_len(KERNEL, "logits", step.logits.len(), scratch)?;
-        check_len(KERNEL, "tops", step.tops.len(), scratch / KEYS_PER_TOP)?;
+        check_scratch(KERNEL, "logits", &step.logits, scratch)?;
+        check_scratch(KERNEL, "tops", &step.tops, scratch / KEYS_PER_TOP)?;
         step.table.check(KERNEL, "kv table", shape.requests())?;
         check_len(KERNEL, "kv table width x page", step.table.width.saturating_mul(step.kv.page()), step.length_max)?;
         if step.kv.page() != self.shape.page() as usize {
