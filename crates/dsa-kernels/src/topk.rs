@@ -5,8 +5,9 @@
 //! So the tops bound the work exactly, whatever the ties, and no fallback is needed:
 //! 1. a row of at most K vectors takes every vector; a longer one finds the K-th vector by a radix select over the tops (11
 //!    bits, then 5) and lists the K vectors in index order;
-//! 2. each thread holds a run of the vectors in registers; a radix select over their keys gives the threshold and how
-//!    many keys equal to it are taken, an ordered scan gives every selected key its place.
+//! 2. each thread holds a run of the vectors in registers; a radix select over their keys (for listed vectors usually a
+//!    single digit, the distance from the K-th top) gives the threshold and how many keys equal to it are taken, an
+//!    ordered scan gives every selected key its place.
 //!
 //! A thread owns consecutive tops and consecutive listed vectors, so thread order is key order.
 
@@ -16,7 +17,7 @@ use dsa_core::consts::{KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};
 use dsa_core::device::radix::{BINS, Crossing, LOW_BINS, LOW_BITS, find_low_digit, find_topdown};
 use dsa_core::device::scan::{Thread, block_exclusive, fill};
-use ptx::{Global, Reg, SharedArray, Var, for_range, sync_threads, when, when_else};
+use ptx::{Global, Pred, Reg, SharedArray, Var, for_range, sync_threads, when, when_else};
 
 use octets::{Run, Taken};
 
@@ -115,14 +116,7 @@ impl RowTopk {
         });
         let (low, listed) = (low.get(), listed.get());
         let run = self.load_run(row, vectors, listed);
-        // Of a listed vector about one key in eight is a candidate; of a short row's keys most are.
-        when_else(listed.eq(vectors), || run.count_high(smem.key_bins), || run.count_high_from(low, smem.key_bins));
-        sync_threads(); // ORDER: every candidate counted, before the bins are summed.
-        let high = find_topdown(smem.key_bins, *k, smem.group_sums, *t);
-        run.count_low(high.bin, smem.key_low);
-        sync_threads(); // ORDER: the low digits counted, before they are summed.
-        let cut = self.cut(high, smem.key_low);
-
+        let cut = self.cut_keys(&run, listed.ne(vectors), low);
         let taken = run.compare(cut.threshold);
         // Its barrier also ends the reads of the list, which the ids overwrite.
         let (before, _) = block_exclusive(taken.counts(), smem.scan_a, *t);
@@ -154,6 +148,38 @@ impl RowTopk {
             sync_threads(); // ORDER: the list, before its readers; and the scan's words, before the next round's.
         });
         cut.threshold
+    }
+
+    /// The K-th key of the run. `listed`: the run holds the K vectors with the largest tops, of which about one key in
+    /// eight is a candidate and none of interest is below `low`; else most keys of the run are candidates.
+    fn cut_keys(&self, run: &Run, listed: Pred, low: Reg<u32>) -> Cut {
+        let RowTopk { k, smem, t, .. } = self;
+        // Candidates seldom span more keys than there are bins: then one digit tells the threshold.
+        when_else(listed, || run.count_from(low, smem.key_bins), || run.count_high(smem.key_bins));
+        sync_threads(); // ORDER: every candidate counted, before the bins are summed.
+        let first = find_topdown(smem.key_bins, *k, smem.group_sums, *t);
+        let (bin, above) = (Var::new(first.bin), Var::new(first.above));
+        let threshold = Var::new(low + first.bin);
+        let ties = Var::new(Reg::<u32>::from(*k) - first.above);
+        let wide = first.bin.eq(BINS - 1); // the bin of all keys that are further away
+        when(listed & wide, || {
+            sync_threads(); // ORDER: every warp's reads of the bins, before they are cleared.
+            fill(smem.key_bins, 0, *t);
+            sync_threads(); // ORDER: the cleared bins, before they are counted in again.
+            run.count_high(smem.key_bins);
+            sync_threads(); // ORDER: every key counted, before the bins are summed.
+            let high = find_topdown(smem.key_bins, *k, smem.group_sums, *t);
+            bin.set(high.bin);
+            above.set(high.above);
+        });
+        when(!listed | wide, || {
+            run.count_low(bin.get(), smem.key_low);
+            sync_threads(); // ORDER: the low digits counted, before they are summed.
+            let cut = self.cut(Crossing { bin: bin.get(), above: above.get() }, smem.key_low);
+            threshold.set(cut.threshold);
+            ties.set(cut.ties);
+        });
+        Cut { threshold: threshold.get(), ties: ties.get() }
     }
 
     /// The K-th key and how many keys equal to it are taken, from the crossing of the upper digit and the counts of the

@@ -93,12 +93,13 @@ impl Run {
         }
     }
 
-    /// Counts the upper digit of the keys that are at least `low` (>= 1).
-    pub(super) fn count_high_from(&self, low: Reg<u32>, bins: SharedArray<u32>) {
+    /// Counts the keys that are at least `low` (>= 1) by their distance from it; the last bin holds all that are
+    /// further away.
+    pub(super) fn count_from(&self, low: Reg<u32>, bins: SharedArray<u32>) {
         let below = both_halves(low - 1);
         for octet in &self.octets {
             let keys = octet.keys();
-            for_each_bit(above_mask(keys, below), |i| count(bins.at(pick(keys, i) >> LOW_BITS)));
+            for_each_bit(above_mask(keys, below), |i| count(bins.at((pick(keys, i) - low).min(BINS - 1))));
         }
     }
 
