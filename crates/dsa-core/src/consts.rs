@@ -13,6 +13,19 @@ pub const KEYS_PER_TOP: usize = 8;
 /// Elements covered by one MXFP4 block scale.
 pub const MX_BLOCK: usize = 32;
 
+/// Elements of the compressed query (`q_lora`).
+pub const Q_LORA: usize = 1536;
+/// Elements of the compressed key and value (`kv_lora`): the latent.
+pub const KV_LORA: usize = 512;
+/// Elements of a query head that are absorbed into the latent.
+pub const NOPE: usize = 128;
+/// Elements of a query head, and of a key, beside the latent.
+pub const ROPE: usize = 64;
+/// Rows of Q_B per head: its latent part, then its rope part.
+pub const Q_HEAD: usize = NOPE + ROPE;
+/// Most attention heads of one rank.
+pub const MLA_HEADS_MAX: usize = 96;
+
 /// Most requests of one step.
 pub const REQUESTS_MAX: usize = 1024;
 /// Most rows (verified tokens) of one request.

@@ -38,6 +38,38 @@ pub enum ShapeError {
         /// Longest context asked for, in tokens.
         context_len_max: usize,
     },
+    /// Ranks outside 1..=[`RANKS_MAX`].
+    #[error("{ranks} context-parallel ranks are outside 1..={RANKS_MAX}")]
+    RanksOutOfRange {
+        /// Ranks asked for.
+        ranks: usize,
+    },
+    /// An interleave that is no power of two up to [`LOCAL_CONTEXT_MAX`].
+    #[error("an interleave of {interleave} tokens is not a power of two up to {LOCAL_CONTEXT_MAX}")]
+    InterleaveUnsupported {
+        /// Interleave asked for, in tokens.
+        interleave: usize,
+    },
+    /// More tokens on one rank than a local index numbers.
+    #[error(
+        "a context of {context_len_max} tokens puts {local_len} on one of {ranks} ranks, the limit is {LOCAL_CONTEXT_MAX}"
+    )]
+    LocalContextTooLong {
+        /// Longest context asked for, in tokens.
+        context_len_max: usize,
+        /// Ranks.
+        ranks: usize,
+        /// Most tokens of a rank.
+        local_len: usize,
+    },
+    /// A local top-N that is 0, no multiple of [`TOPK_MULTIPLE`], or not below the top-k.
+    #[error("local top-{n} is not a positive multiple of {TOPK_MULTIPLE} below top-{topk}")]
+    LocalTopkUnsupported {
+        /// Local top-N asked for.
+        n: usize,
+        /// Top-k.
+        topk: usize,
+    },
     /// An MLA page that is no power of two.
     #[error("a KV page of {page} tokens is not a power of two")]
     PageNotPowerOfTwo {

@@ -21,9 +21,11 @@ pub mod generate;
 pub mod layout;
 pub mod numerics;
 pub mod oracle;
+pub mod ownership;
 pub mod shape;
 pub mod step;
 
 pub use error::ShapeError;
+pub use ownership::Ownership;
 pub use shape::{IndexCacheShape, IndexShape, KvShape};
 pub use step::DecodeStep;
