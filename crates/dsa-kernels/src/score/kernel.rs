@@ -155,8 +155,9 @@ impl Score {
                 smem.page_empty.at(t.lane).init(4); // one arrival per consuming warp
             });
             when(t.lane.lt(QUERY_SLOTS), || {
-                smem.query_full.at(t.lane).init(1);
-                smem.query_empty.at(t.lane).init(producer_warp);
+                // One arrival per thread that fills or reads the slot.
+                smem.query_full.at(t.lane).init(32);
+                smem.query_empty.at(t.lane).init(32 * producer_warp);
             });
             fence_mbarrier_init();
             when(t.lane.eq(0), || {
@@ -281,8 +282,7 @@ impl Score {
                     let word = slot * (q * WEIGHT_ROW_WORDS) + row as u32 * WEIGHT_ROW_WORDS + chain_word;
                     smem.weights.at(word).store(weight.permute(0, 0x1010u32));
                 }
-                sync_warp(); // ORDER: the lanes' stores, before lane 0's arrival publishes them.
-                when(t.lane.eq(0), || full.arrive());
+                full.arrive(); // ORDER: each lane's stores, before the consumers' reads.
                 slots.advance(1);
 
                 let rest = shuffle(Shuffle::Idx, first_ids, (t.lane + early) & 31);
@@ -351,8 +351,7 @@ impl Score {
                 );
                 // Counted from the next item's first page.
                 skip.set(next.get() - pages);
-                sync_warp(); // ORDER: every lane's reads of the slot, before lane 0 gives it back.
-                when(t.lane.eq(0), || smem.query_empty.at(slot).arrive());
+                smem.query_empty.at(slot).arrive(); // ORDER: each thread's reads of the slot, before it is filled again.
                 slots.advance(1);
             },
         );
