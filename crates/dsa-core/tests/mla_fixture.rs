@@ -4,7 +4,7 @@ use dsa_core::layout::mla_entry::{
     DS_LATENT, DS_ROPE, DS_SCALES, MlaCacheForm, NVFP4_LATENT, NVFP4_ROPE, NVFP4_SCALES,
 };
 use dsa_core::layout::mla_rows::{K_PE, QKV, QUERY};
-use dsa_core::numerics::{bf16, e2m1, order16};
+use dsa_core::numerics::{bf16, e2m1, e4m3, order16};
 use dsa_core::oracle::mla_query::{self, Approximate, MlaWeights, QueryNorm};
 use ptx_sim::numeric::{approx, float};
 use safetensors::SafeTensors;
@@ -98,7 +98,7 @@ fn queries_are_within_their_tolerance() {
     let (kv_a, q_a, q_b, uk) = (f.bf16("w_kva"), f.bf16("w_qa"), f.bf16("w_qb"), f.bf16("w_uk"));
     let weights = MlaWeights { q_a: &q_a, kv_a: &kv_a, q_b: &q_b, uk: &uk };
     let (want, want_fp8, scale) = (f.bf16("expected.q_bf16"), f.bytes("expected.q_fp8"), f.f32("q_scale_inv"));
-    let mut codes = Vec::new();
+    let mut differ = 0;
     for token in 0..TOKENS {
         let q_c = query_c(&f, token, QueryNorm::Dsa);
         for head in 0..HEADS {
@@ -110,10 +110,19 @@ fn queries_are_within_their_tolerance() {
                 let near = (bf16::to_f32(*got) - bf16::to_f32(*want)).abs() <= largest / 256.0;
                 assert!(near || ulps(*got, *want) <= 2, "token {token} head {head} column {i}: {got:04x}, {want:04x}");
             }
-            codes.extend(mla_query::query_fp8(&got, scale).into_iter().zip(want_fp8[at..at + QUERY].iter().copied()));
+            let codes_got = mla_query::query_fp8(&got, scale);
+            for (i, (got, want)) in codes_got.into_iter().zip(want_fp8[at..at + QUERY].iter().copied()).enumerate() {
+                // Where columns cancel to almost nothing, the steps are finer than the tolerance of the value.
+                let near = (e4m3::to_f32(got) - e4m3::to_f32(want)).abs() <= largest * scale / 256.0;
+                assert!(
+                    near || e4m3_steps(got, want) <= 1,
+                    "token {token} head {head} column {i}: {got:02x}, {want:02x}"
+                );
+                differ += usize::from(got != want);
+            }
         }
     }
-    close(codes.into_iter(), e4m3_steps, "FP8 query");
+    assert!(differ * 100 <= want_fp8.len(), "{differ} of {} codes differ", want_fp8.len());
 }
 
 /// The whole cache after the insert of every token.

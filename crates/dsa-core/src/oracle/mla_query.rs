@@ -161,6 +161,7 @@ pub fn entry(form: MlaCacheForm, latent: &[u16], k_pe: &[u16], k_scale: f32) -> 
         }
         MlaCacheForm::Fp8Divide | MlaCacheForm::Fp8Multiply => {
             let inverse = 1.0 / k_scale;
+            #[allow(clippy::manual_clamp)] // unlike `clamp`, takes a NaN to the lower bound
             let code = |x: u16| match form {
                 MlaCacheForm::Fp8Multiply => e4m3::from_f32((wide(x) * inverse).max(-e4m3::MAX).min(e4m3::MAX)),
                 _ => e4m3::from_f32(wide(x) / k_scale),
