@@ -21,7 +21,7 @@ use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::{DecodeStep, IndexCacheShape, KvShape, oracle};
 use dsa_kernels::score::{self, IndexerScore, KeyCache, ScoreForm, ScoreOutput, ScoreShape, ScoreStep};
 use dsa_kernels::select::{self, IndexerSelect, SelectShape, SelectStep};
-use dsa_kernels::{Cost, Table};
+use dsa_kernels::{Cost, KernelError, Table};
 use gpu::{Buffer, Device, Graph, Stream};
 
 /// Read bandwidth and FP8 rate of the devices that have been measured; the floor of others is not printed.
@@ -192,7 +192,7 @@ impl Rig {
         })
     }
 
-    fn launch_score(&self, pool: &Pool, set: usize, stream: &Stream) -> Result<(), gpu::Error> {
+    fn launch_score(&self, pool: &Pool, set: usize, stream: &Stream) -> Result<(), KernelError> {
         let table = Table { ids: self.tables[set].as_view(), stride: self.table_width, width: self.table_width };
         let step = ScoreStep {
             queries: self.queries.as_view(),
@@ -203,11 +203,11 @@ impl Rig {
             length_max: self.length_max,
         };
         let output = ScoreOutput::Compact { logits: self.logits.as_view(), tops: self.tops.as_view() };
-        self.score.launch(stream, &step, &output).map_err(device_error)
+        self.score.launch(stream, &step, &output)
     }
 
     /// The index table serves as the KV table too: 64-token pages.
-    fn launch_select(&self, set: usize, stream: &Stream) -> Result<(), gpu::Error> {
+    fn launch_select(&self, set: usize, stream: &Stream) -> Result<(), KernelError> {
         let step = SelectStep {
             logits: self.logits.as_view(),
             tops: self.tops.as_view(),
@@ -219,12 +219,12 @@ impl Rig {
             counts: self.counts.as_view(),
             ids: None,
         };
-        self.select.launch(stream, &step).map_err(device_error)
+        self.select.launch(stream, &step)
     }
 
     /// A graph of `launches` rounds, table sets in turn.
-    fn graph(&self, pool: &Pool, launches: usize, what: What) -> Result<Graph, gpu::Error> {
-        Graph::capture(&self.stream, |stream| {
+    fn graph(&self, pool: &Pool, launches: usize, what: What) -> Result<Graph, KernelError> {
+        Graph::capture_with(&self.stream, |stream| {
             for i in 0..launches {
                 let set = i % self.tables.len();
                 self.launch_score(pool, set, stream)?;
@@ -285,13 +285,6 @@ impl Rig {
 fn ptx_sim_dot(query: &[u8; DIM], key: &[u8; DIM]) -> f32 {
     let part = |x: &[u8; DIM], k: usize| -> [u8; 32] { x[32 * k..][..32].try_into().expect("32 bytes") };
     (0..4).fold(0.0, |acc, k| ptx_sim::numeric::tensor_core::dot_e4m3_k32(&part(key, k), &part(query, k), acc))
-}
-
-fn device_error(error: dsa_kernels::KernelError) -> gpu::Error {
-    match error {
-        dsa_kernels::KernelError::Device(error) => error,
-        other => panic!("{other}"),
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -78,7 +78,7 @@ impl Drop for Scope {
 }
 
 /// Runs `enqueue` with the thread marked as capturing, and also returns the memory that it dropped.
-fn in_scope(enqueue: impl FnOnce() -> Result<(), Error>) -> (Result<(), Error>, Vec<Allocation>) {
+fn in_scope<E>(enqueue: impl FnOnce() -> Result<(), E>) -> (Result<(), E>, Vec<Allocation>) {
     CAPTURING.set(Some(Vec::new()));
     let scope = Scope;
     let enqueued = enqueue();
@@ -95,6 +95,17 @@ impl Graph {
     /// # Errors
     /// What `enqueue` returns, or [`Error::Capture`].
     pub fn capture(stream: &Stream, enqueue: impl FnOnce(&Stream) -> Result<(), Error>) -> Result<Graph, Error> {
+        Self::capture_with(stream, enqueue)
+    }
+
+    /// As [`Graph::capture`] for closures with an error type of their own.
+    ///
+    /// # Errors
+    /// What `enqueue` returns, or [`Error::Capture`].
+    pub fn capture_with<E: From<Error>>(
+        stream: &Stream,
+        enqueue: impl FnOnce(&Stream) -> Result<(), E>,
+    ) -> Result<Graph, E> {
         refuse_while_capturing("capturing")?;
         let (backend, retained) = match stream.backend() {
             StreamBackend::Cuda(raw) => {
