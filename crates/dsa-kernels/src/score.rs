@@ -11,8 +11,8 @@
 //! # Layout
 //! Keys: pages of [`fp8_page`](dsa_core::layout::fp8_page), each loaded whole (64 key rows and two rows of scale words) by
 //! one tensor copy. Scratch: [`tp_scratch`](dsa_core::layout::tp_scratch), or
-//! [`pitched_scratch`](dsa_core::layout::pitched_scratch) without `tops`. Whole pages are written: keys from a row's end
-//! to the end of its last page have logit +0 and top 0.
+//! [`pitched_scratch`](dsa_core::layout::pitched_scratch), whose `tops` may be left out. Whole pages are written: keys from a
+//! row's end to the end of its last page have logit +0 and top 0.
 //!
 //! Query heads are permuted on the way into shared memory: column `8 j + 2 c + b` of a row holds head
 //! `4 (2 j + b) + c`. The accumulator layout then gives thread `c` of every four exactly the heads of chain `c`, in
@@ -54,7 +54,7 @@ pub enum ScoreForm {
         /// Keys that select picks.
         topk: u32,
     },
-    /// Row `t` at `t * pitch`, every request scored, no tops.
+    /// Row `t` at `t * pitch`, every request scored.
     Pitched,
 }
 
@@ -185,7 +185,7 @@ pub fn check_pitch(pitch: usize) -> Result<usize, ShapeError> {
 
 /// Bytes and operations of one step: each page once, the queries and weights once per request, logits and tops written.
 ///
-/// `lengths` are the clamped row lengths, `q` per request.
+/// `lengths` are the clamped row lengths, `q` per request; tops count in the pitched form too.
 pub fn cost(shape: &ScoreShape, lengths: &[usize]) -> Cost {
     let topk = match shape.form {
         ScoreForm::Compact { topk } => topk as usize,
@@ -201,7 +201,7 @@ pub fn cost(shape: &ScoreShape, lengths: &[usize]) -> Cost {
         let keys = (longest.div_ceil(PAGE) * PAGE) as u64;
         cost.hbm_bytes += keys / PAGE as u64 * fp8_page::BYTES as u64;
         cost.hbm_bytes += (q * HEADS * (DIM + 2)) as u64;
-        cost.hbm_bytes += keys * q as u64 * 2 + if topk > 0 { keys * q as u64 / 4 } else { 0 };
+        cost.hbm_bytes += keys * q as u64 * 2 + keys * q as u64 / 4;
         cost.flops += 2 * keys * (q * HEADS * DIM) as u64;
     }
     cost

@@ -17,7 +17,8 @@ use dsa_core::consts::{KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};
 use dsa_core::device::radix::{BINS, Crossing, LOW_BINS, LOW_BITS, find_low_digit, find_topdown};
 use dsa_core::device::scan::{Thread, block_exclusive, fill};
-use ptx::{Global, Pred, Reg, SharedArray, Var, for_range, sync_threads, when, when_else};
+use dsa_core::layout::b_row::BRow;
+use ptx::{Atomic, Global, Pred, Reg, Scope, Sem, SharedArray, Var, for_range, sync_threads, when, when_else};
 
 use octets::{Run, Taken};
 
@@ -38,26 +39,26 @@ struct Smem {
     key_bins: SharedArray<u32>,
     top_low: SharedArray<u32>,
     key_low: SharedArray<u32>,
-    /// Listed vectors in index order, later the selected ids.
+    /// Listed vectors in index order, later the selected ids or the B' row.
     list: SharedArray<u32>,
     group_sums: SharedArray<u32>,
     scan_a: SharedArray<u32>,
     scan_b: SharedArray<u32>,
 }
 
-/// A row to select from: more than K keys.
+/// A row to select from.
 #[derive(Clone, Copy)]
-pub(crate) struct Row {
+pub struct Row {
     /// Its BF16 logits, 16-byte aligned; whole vectors are readable.
-    pub(crate) logits: Global<u16>,
+    pub logits: Global<u16>,
     /// Its tops, 16-byte aligned; the tops of whole pages are readable.
-    pub(crate) tops: Global<u16>,
+    pub tops: Global<u16>,
     /// Its keys.
-    pub(crate) length: Reg<u32>,
+    pub length: Reg<u32>,
 }
 
 /// The selection of K keys by the whole CTA.
-pub(crate) struct RowTopk {
+pub struct RowTopk {
     k: u32,
     /// Whether logits may hold any NaN pattern and -0.
     foreign: bool,
@@ -66,15 +67,25 @@ pub(crate) struct RowTopk {
 }
 
 impl RowTopk {
-    /// Reserves its part of the shared layout.
-    pub(crate) fn new(k: u32, foreign: bool, t: Thread) -> RowTopk {
+    /// Selects `k` keys, a multiple of 128; reserves its part of the shared layout. `foreign` logits may hold any NaN
+    /// pattern and -0.
+    pub fn new(k: u32, foreign: bool, t: Thread) -> RowTopk {
+        Self::with_list(k, k, foreign, t)
+    }
+
+    /// As [`new`](RowTopk::new), with room for the selection as a [`BRow`].
+    pub fn with_b_row(k: u32, foreign: bool, t: Thread) -> RowTopk {
+        Self::with_list(k, BRow::new(k as usize).words() as u32, foreign, t)
+    }
+
+    fn with_list(k: u32, list_words: u32, foreign: bool, t: Thread) -> RowTopk {
         let warps = t.warps();
         let smem = Smem {
             top_bins: SharedArray::aligned("top_bins", BINS, 16),
             key_bins: SharedArray::aligned("key_bins", BINS, 16),
             top_low: SharedArray::aligned("top_low", LOW_BINS, 16),
             key_low: SharedArray::aligned("key_low", LOW_BINS, 16),
-            list: SharedArray::aligned("list", k, 16),
+            list: SharedArray::aligned("list", list_words, 16),
             group_sums: SharedArray::new("group_sums", warps),
             scan_a: SharedArray::new("scan_a", warps),
             scan_b: SharedArray::new("scan_b", warps),
@@ -83,20 +94,74 @@ impl RowTopk {
     }
 
     /// Zeroes the bins; a CTA barrier must follow before [`select`](RowTopk::select).
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         for bins in [self.smem.top_bins, self.smem.key_bins, self.smem.top_low, self.smem.key_low] {
             fill(bins, 0, self.t);
         }
     }
 
     /// One word per warp, free until [`select`](RowTopk::select).
-    pub(crate) fn scratch(&self) -> SharedArray<u32> {
+    pub fn scratch(&self) -> SharedArray<u32> {
         self.smem.scan_a
     }
 
     /// K words that hold the ids after [`Selected::write_ids`].
-    pub(crate) fn ids(&self) -> SharedArray<u32> {
+    pub fn ids(&self) -> SharedArray<u32> {
         self.smem.list
+    }
+
+    /// The words of the row that [`write_b_row`](RowTopk::write_b_row) left.
+    pub fn b_row(&self) -> SharedArray<u32> {
+        self.smem.list
+    }
+
+    /// Two arrays of [`BINS`] counters, cleared by [`clear`](RowTopk::clear), for callers between selections.
+    pub fn bins(&self) -> [SharedArray<u32>; 2] {
+        [self.smem.top_bins, self.smem.key_bins]
+    }
+
+    /// Counters of a lower digit, cleared by [`clear`](RowTopk::clear), for callers between selections.
+    pub fn low_bins(&self) -> SharedArray<u32> {
+        self.smem.key_low
+    }
+
+    /// The first K keys of `row`, however short, as a [`BRow`]; returns how many there are. All threads call it after the
+    /// barrier that [`clear`](RowTopk::clear) needs. A CTA barrier must follow before the row is read.
+    pub fn write_b_row(&self, row: Row) -> Reg<u32> {
+        let RowTopk { k, smem, t, foreign } = self;
+        let planes = smem.list.ptr().at(*k);
+        let word = |key: Reg<u32>, index: Reg<u32>| (key << 16) | ((index & 0xFFFF) ^ 0xFFFF);
+        when_else(
+            row.length.le(*k),
+            || {
+                for_range(t.index, *k, t.threads, |slot| {
+                    let value = Var::new(0u32);
+                    when(slot.lt(row.length), || {
+                        let bits = row.logits.at(slot).load();
+                        let keys = if *foreign { foreign_keys(bits) } else { order16_x2(bits) };
+                        value.set(word(keys & 0xFFFF, slot));
+                    });
+                    smem.list.at(slot).store(value.get());
+                });
+                when(t.index.lt(k / 32), || planes.at(t.index).store(0u32));
+            },
+            || {
+                let selected = self.select(row);
+                // Its barriers end the reads of the list; the planes are nobody's before this one.
+                when(t.index.lt(k / 32), || planes.at(t.index).store(0u32));
+                sync_threads(); // ORDER: the zeroed planes, before bits are set in them.
+                let Selected { run, taken, above, tied, cut } = &selected;
+                let first_tie = Reg::<u32>::from(*k) - cut.ties;
+                run.emit_apart(taken, *above, *tied, *cut, first_tie, |slot, key, index| {
+                    smem.list.at(slot).store(word(key, index));
+                    when(index.ge(1 << 16), || {
+                        let bit = Reg::<u32>::from(1) << (slot & 31);
+                        planes.at(slot >> 5).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), bit);
+                    });
+                });
+            },
+        );
+        row.length.min(*k)
     }
 
     /// Vectors that a thread holds in registers.
@@ -104,8 +169,8 @@ impl RowTopk {
         self.k.div_ceil(self.t.threads)
     }
 
-    /// Selects the K first keys of the row. Ends with a CTA barrier.
-    pub(crate) fn select(&self, row: Row) -> Selected {
+    /// Selects the K first keys of a row of more. Ends with a CTA barrier.
+    pub fn select(&self, row: Row) -> Selected {
         let RowTopk { k, smem, t, .. } = self;
         let vectors = (row.length + (KEYS - 1)) / KEYS;
         let low = Var::new(1u32); // key 0 is "no key"
@@ -230,7 +295,7 @@ impl RowTopk {
 }
 
 /// A finished selection, spread over the threads.
-pub(crate) struct Selected {
+pub struct Selected {
     run: Run,
     taken: Taken,
     /// Keys above the threshold in the threads before this one.
@@ -242,7 +307,7 @@ pub(crate) struct Selected {
 
 impl Selected {
     /// Writes the selected keys' ids in ascending order; a CTA barrier must follow before they are read.
-    pub(crate) fn write_ids(&self, list: SharedArray<u32>) {
+    pub fn write_ids(&self, list: SharedArray<u32>) {
         self.run.emit(&self.taken, self.above, self.tied, self.cut.ties, list);
     }
 }

@@ -157,25 +157,33 @@ fn score_refuses_outputs_of_the_wrong_size_or_form() {
         let refuses = |want, output| rig.score_refuses_output(&rig.score, want, output);
         refuses(short("score", "logits", needed - 1, needed), compact(logits(needed - 1), tops(needed / 8)));
         refuses(short("score", "tops", needed / 8 - 1, needed / 8), compact(logits(needed), tops(needed / 8 - 1)));
-        refuses(short("score", "tops", 0, 1), ScoreOutput::Pitched { logits: logits(needed), pitch: 512 });
+        refuses(short("score", "tops", 0, 1), ScoreOutput::Pitched { logits: logits(needed), tops: None, pitch: 512 });
 
         let refuses = |want, output| rig.score_refuses_output(&rig.pitched, want, output);
         let length_max = rig.step.len_max();
         refuses(short("score", "pitch", 0, length_max), compact(logits(needed), tops(needed / 8)));
         for (pitch, needed) in [(0, 512), (500, 512), (513, 1024)] {
             let multiple = ShapeError::BufferLength { buffer: "pitch", found: pitch, needed };
-            refuses(Refusal::Shape(multiple), ScoreOutput::Pitched { logits: logits(2048), pitch });
+            refuses(Refusal::Shape(multiple), ScoreOutput::Pitched { logits: logits(2048), tops: None, pitch });
         }
-        refuses(short("score", "logits", 2047, 2048), ScoreOutput::Pitched { logits: logits(2047), pitch: 512 });
+        refuses(
+            short("score", "logits", 2047, 2048),
+            ScoreOutput::Pitched { logits: logits(2047), tops: None, pitch: 512 },
+        );
+        let pitched = |tops| ScoreOutput::Pitched { logits: logits(2048), tops: Some(tops), pitch: 512 };
+        refuses(short("score", "tops", 255, 256), pitched(tops(255)));
         for pitch in [1 << 33, 1 << 63] {
             let all = resident.logits.len();
             let needed = 4usize.saturating_mul(pitch);
-            refuses(short("score", "logits", all, needed), ScoreOutput::Pitched { logits: logits(all), pitch });
+            refuses(
+                short("score", "logits", all, needed),
+                ScoreOutput::Pitched { logits: logits(all), tops: None, pitch },
+            );
         }
         // Longer rows than the pitch holds.
         let wide = StepSpec { context_len_max: 1024, ..StepSpec::new(1, 2, 128, &[300, 200]) }.build().unwrap();
         let inputs = Inputs::new(device, &wide);
-        let output = ScoreOutput::Pitched { logits: logits(1024), pitch: 512 };
+        let output = ScoreOutput::Pitched { logits: logits(1024), tops: None, pitch: 512 };
         let got = rig.pitched.launch(resident.stream(), &inputs.score_step(&wide), &output);
         assert_eq!(refusal(got), short("score", "pitch", 512, 1024));
     });
@@ -204,8 +212,10 @@ fn score_refuses_addresses_off_16_bytes() {
             rig.score_refuses_output(&rig.score, misaligned("logits"), output);
             let output = ScoreOutput::Compact { logits: logits(0), tops: tops(at) };
             rig.score_refuses_output(&rig.score, misaligned("tops"), output);
-            let output = ScoreOutput::Pitched { logits: logits(at), pitch: 512 };
+            let output = ScoreOutput::Pitched { logits: logits(at), tops: None, pitch: 512 };
             rig.score_refuses_output(&rig.pitched, misaligned("logits"), output);
+            let output = ScoreOutput::Pitched { logits: logits(0), tops: Some(tops(at)), pitch: 512 };
+            rig.score_refuses_output(&rig.pitched, misaligned("tops"), output);
         }
     });
 }

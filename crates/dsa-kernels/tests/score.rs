@@ -277,7 +277,7 @@ fn a_pitched_scratch_of_more_than_2_to_the_31_elements_is_addressed_in_64_bits()
         assert!(len > 1 << 31);
         let inputs = Inputs::new(device, &step);
         let logits = device.alloc::<u16>(len).unwrap();
-        let output = ScoreOutput::Pitched { logits: logits.as_view(), pitch };
+        let output = ScoreOutput::Pitched { logits: logits.as_view(), tops: None, pitch };
         let view = |row: usize| logits.view(row * pitch..row * pitch + 512).unwrap();
         let checked: Vec<usize> = (0..8).chain([8, rows / 2]).chain(rows - 8..rows).collect();
         for &row in &checked {
@@ -455,7 +455,7 @@ fn fewer_live_rows_write_only_their_own() {
         logits.fill_bytes(&inputs.stream, POISON).unwrap();
         let score = score_kernel(device, &step, ScoreForm::Pitched);
         let row_ends = inputs.row_ends.view(..4).unwrap();
-        let output = ScoreOutput::Pitched { logits: logits.as_view(), pitch };
+        let output = ScoreOutput::Pitched { logits: logits.as_view(), tops: None, pitch };
         score.launch(&inputs.stream, &ScoreStep { row_ends, ..inputs.score_step(&step) }, &output).unwrap();
         let got = logits.copy_to_vec(&inputs.stream).unwrap();
         let expected = expected_scratch(&live, ScoreForm::Pitched, &want).logits;
@@ -484,7 +484,7 @@ fn a_table_per_row_is_a_table_of_q_times_the_stride() {
             IndexerScore::new(device, ScoreShape::new(3, ScoreForm::Pitched, step.scale_form).unwrap()).unwrap();
         let logits = device.alloc::<u16>(step.rows * pitch(&step)).unwrap();
         logits.fill_bytes(&inputs.stream, POISON).unwrap();
-        let output = ScoreOutput::Pitched { logits: logits.as_view(), pitch: pitch(&step) };
+        let output = ScoreOutput::Pitched { logits: logits.as_view(), tops: None, pitch: pitch(&step) };
         score.launch(&inputs.stream, &ScoreStep { table, ..inputs.score_step(&step) }, &output).unwrap();
         assert_eq!(logits.copy_to_vec(&inputs.stream).unwrap(), want.logits[..step.rows * pitch(&step)]);
     });

@@ -6,6 +6,8 @@
 
 use std::cmp::Reverse;
 
+use super::select::select_ids;
+use crate::layout::b_row::Candidate;
 use crate::numerics::order16;
 use crate::ownership::Ownership;
 
@@ -37,6 +39,18 @@ pub fn merge_ids(ranks: &[Vec<u16>], own: Ownership, topk: usize) -> Vec<usize> 
 pub fn owned_rows(ids: &[usize], rank: usize, own: Ownership, physical: impl Fn(usize) -> i32) -> Vec<i32> {
     let owned = ids.iter().filter(|&&id| own.rank_of(id) == rank);
     owned.map(|&id| physical(own.local_of(id))).collect()
+}
+
+/// The slots of the B' row of `n` of a rank with `logits`: of its first `n` keys those above the last one in index order,
+/// then those equal to it in index order. A rank of at most `n` keys sends them all, in index order.
+pub fn local_slots(logits: &[u16], n: usize) -> Vec<Candidate> {
+    let candidate = |&local: &usize| Candidate { key: order16::key_of(logits[local]), local: local as u32 };
+    let mut slots: Vec<Candidate> = select_ids(logits, n).iter().map(candidate).collect();
+    if logits.len() > n {
+        let threshold = slots.iter().map(|slot| slot.key).min();
+        slots.sort_by_key(|slot| (Some(slot.key) == threshold, slot.local));
+    }
+    slots
 }
 
 /// Which ranks send their first K keys in round 2: those of N sent keys that are all ...
@@ -112,6 +126,15 @@ mod tests {
         assert_eq!(full, TwoRounds { ids: vec![0, 1, 2, 4], saturated: vec![0] });
         let short = two_rounds(&ranks, own, 2, 4, Saturation::Order16);
         assert_eq!(short, TwoRounds { ids: vec![0, 1, 2, 7], saturated: vec![] });
+    }
+
+    #[test]
+    fn slots_hold_the_keys_above_the_threshold_then_its_ties() {
+        let locals = |n| local_slots(&bits(&[2.0, 5.0, 2.0, 7.0, 2.0]), n).iter().map(|s| s.local).collect::<Vec<_>>();
+        assert_eq!(locals(3), [1, 3, 0]);
+        assert_eq!(locals(4), [1, 3, 0, 2]);
+        assert_eq!(locals(5), [0, 1, 2, 3, 4], "all keys are in index order");
+        assert_eq!(locals(2), [3, 1]);
     }
 
     #[test]

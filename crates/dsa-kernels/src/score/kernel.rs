@@ -16,7 +16,7 @@ kernel_args! {
     pub struct ScoreArgs / ScoreParams {
         /// compact or pitched BF16 logits, output
         pub logits: DevicePtr<u16>,
-        /// order16 of the largest of every 8 logits, output; unused by the pitched form
+        /// order16 of the largest of every 8 logits, output; null for a pitched launch without
         pub tops: DevicePtr<u16>,
         /// E4M3 `[rows, 32, 128]`, from [`query_map`](super::query_map)
         pub queries: TensorMap,
@@ -443,14 +443,12 @@ impl Score {
                 Some(p) => when(p, store),
                 None => store(),
             }
-            if let ScoreForm::Compact { .. } = self.shape.form {
-                let top = [4, 8, 16].into_iter().fold(order, |top, step| top.max_u16x2(shuffle_xor(top, step)));
-                // Keys 0..8 and 8..16 of the warp's sixteen: two adjacent tops.
-                let first_lanes = keys.lane_row.eq(0);
-                when(stores.map_or(first_lanes, |p| p & first_lanes), || {
-                    staged.byte_offset(STAGED_TOPS as i32).byte_at(keys.block * 4).cast::<u32>().store(top);
-                });
-            }
+            let top = [4, 8, 16].into_iter().fold(order, |top, step| top.max_u16x2(shuffle_xor(top, step)));
+            // Keys 0..8 and 8..16 of the warp's sixteen: two adjacent tops.
+            let first_lanes = keys.lane_row.eq(0);
+            when(stores.map_or(first_lanes, |p| p & first_lanes), || {
+                staged.byte_offset(STAGED_TOPS as i32).byte_at(keys.block * 4).cast::<u32>().store(top);
+            });
         }
     }
 
@@ -466,15 +464,17 @@ impl Score {
             let element = row.mad_wide(rows.stride, rows.first) + (first_key + chunk * 8).to_u64();
             self.p.logits.at64(element).cast::<u32>().store_vec_with(policy, from.load_vec::<4>());
         });
-        if let ScoreForm::Compact { .. } = self.shape.form {
-            when(thread.ge(8 * q) & thread.lt(9 * q), || {
-                let row = thread - 8 * q;
-                let from = staging.slot().byte_at(row * STAGED_ROW_BYTES + STAGED_TOPS).cast::<u32>();
-                let element = row.mad_wide(rows.stride, rows.first) + first_key.to_u64();
-                let tops = self.p.tops.at64(element >> KEYS_PER_TOP.trailing_zeros()).cast::<u32>();
-                tops.store_vec_with(policy, from.load_vec::<4>());
-            });
+        let mut stores_tops = thread.ge(8 * q) & thread.lt(9 * q);
+        if self.shape.form == ScoreForm::Pitched {
+            stores_tops = stores_tops & self.p.tops.address().ne(0);
         }
+        when(stores_tops, || {
+            let row = thread - 8 * q;
+            let from = staging.slot().byte_at(row * STAGED_ROW_BYTES + STAGED_TOPS).cast::<u32>();
+            let element = row.mad_wide(rows.stride, rows.first) + first_key.to_u64();
+            let tops = self.p.tops.at64(element >> KEYS_PER_TOP.trailing_zeros()).cast::<u32>();
+            tops.store_vec_with(policy, from.load_vec::<4>());
+        });
         staging.advance();
     }
 }

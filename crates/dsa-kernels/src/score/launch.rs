@@ -1,6 +1,6 @@
 //! Score on a device.
 
-use dsa_core::consts::{CONTEXT_MAX, HEADS, PAGE, Q_MAX, REQUESTS_MAX, TILE};
+use dsa_core::consts::{CONTEXT_MAX, HEADS, KEYS_PER_TOP, PAGE, Q_MAX, REQUESTS_MAX, TILE};
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::layout::{fp8_page, query_row};
 use dsa_core::{IndexCacheShape, IndexShape};
@@ -57,6 +57,8 @@ pub enum ScoreOutput<'a> {
     Pitched {
         /// BF16 bits.
         logits: View<'a, u16>,
+        /// order16 of the largest of every 8, row `t` at `t * pitch / 8`; written if present.
+        tops: Option<View<'a, u16>>,
         /// Elements from one row to the next, a multiple of 512.
         pitch: usize,
     },
@@ -143,13 +145,17 @@ impl IndexerScore {
             (ScoreForm::Compact { .. }, ScoreOutput::Compact { logits, tops }) => {
                 let needed = TpScratch::capacity(rows, step.length_max);
                 check_scratch(KERNEL, "logits", logits, needed)?;
-                check_scratch(KERNEL, "tops", tops, needed / 8)?;
+                check_scratch(KERNEL, "tops", tops, needed / KEYS_PER_TOP)?;
                 (logits.ptr(), tops.ptr(), 0)
             }
-            (ScoreForm::Pitched, ScoreOutput::Pitched { logits, pitch }) => {
+            (ScoreForm::Pitched, ScoreOutput::Pitched { logits, tops, pitch }) => {
                 check_len(KERNEL, "pitch", check_pitch(*pitch)?, step.length_max)?;
-                check_scratch(KERNEL, "logits", logits, rows.saturating_mul(*pitch))?;
-                (logits.ptr(), DevicePtr::NULL, *pitch)
+                let needed = rows.saturating_mul(*pitch);
+                check_scratch(KERNEL, "logits", logits, needed)?;
+                if let Some(tops) = tops {
+                    check_scratch(KERNEL, "tops", tops, needed / KEYS_PER_TOP)?;
+                }
+                (logits.ptr(), tops.as_ref().map_or(DevicePtr::NULL, View::ptr), *pitch)
             }
             (ScoreForm::Compact { .. }, ScoreOutput::Pitched { .. }) => {
                 return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "tops", found: 0, needed: 1 });

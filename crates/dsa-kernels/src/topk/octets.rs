@@ -5,6 +5,8 @@ use dsa_core::device::keys::{Keys8, above_mask, both_halves, lowest_bit, matchin
 use dsa_core::device::radix::{BINS, LOW_BINS, LOW_BITS, count};
 use ptx::{Global, Reg, SharedArray, Var, when, while_};
 
+use super::Cut;
+
 const KEYS: u32 = KEYS_PER_TOP as u32;
 
 /// Eight consecutive keys of a thread and their place: key `i` has index `8 * base + i`. Key 0 is "no key".
@@ -62,6 +64,38 @@ fn for_each_bit(mask: Reg<u32>, body: impl FnOnce(Reg<u32>)) {
             rest.set(rest.get() & (rest.get() - 1));
         },
     );
+}
+
+/// `mask` without all but its `count` lowest bits.
+fn keep_lowest(mask: Var<u32>, count: Var<u32>) {
+    while_(
+        || mask.get().popc().gt(count.get()),
+        || mask.set(mask.get() & !(Reg::<u32>::from(0x8000_0000u32) >> mask.get().clz())),
+    );
+}
+
+/// Base of the octet that holds key `bit` of up to four.
+fn base_in(octets: &[Octet], bit: Reg<u32>) -> Reg<u32> {
+    octets
+        .iter()
+        .enumerate()
+        .skip(1)
+        .fold(octets[0].base.get(), |base, (i, octet)| bit.ge(8 * i as u32).select::<u32>(octet.base.get(), base))
+}
+
+/// Index of key `bit` of up to four octets.
+fn index_in(octets: &[Octet], bit: Reg<u32>) -> Reg<u32> {
+    base_in(octets, bit) * KEYS + (bit & (KEYS - 1))
+}
+
+/// Key `bit` of up to four octets.
+fn pick_in(octets: &[Octet], bit: Reg<u32>) -> Reg<u32> {
+    let keys = octets.iter().enumerate().skip(1).fold(octets[0].keys(), |keys, (i, octet)| {
+        let here = bit.ge(8 * i as u32);
+        let own = octet.keys();
+        std::array::from_fn(|w| here.select::<u32>(own[w], keys[w]))
+    });
+    pick(keys, bit & (KEYS - 1))
 }
 
 /// Key `i` of eight.
@@ -132,17 +166,42 @@ impl Run {
         for (octets, (above, tied)) in self.octets.chunks(4).zip(masks) {
             let tied = Var::new(ties_left.get().eq(0).select::<u32>(0u32, tied));
             // At most one thread holds both ties that are taken and ties that are not.
-            while_(
-                || tied.get().popc().gt(ties_left.get()),
-                || tied.set(tied.get() & !(Reg::<u32>::from(0x8000_0000u32) >> tied.get().clz())),
-            );
+            keep_lowest(tied, ties_left);
             ties_left.set(ties_left.get() - tied.get().popc());
             for_each_bit(above | tied.get(), |bit| {
-                let base = octets.iter().enumerate().skip(1).fold(octets[0].base.get(), |base, (i, octet)| {
-                    bit.ge(8 * i as u32).select::<u32>(octet.base.get(), base)
-                });
+                let base = base_in(octets, bit);
                 list.at(slot.get()).store(base * KEYS + (bit & (KEYS - 1)));
                 slot.add(1);
+            });
+        }
+    }
+
+    /// Calls `sink(slot, key, index)` for the keys above the threshold, with slots from `above` on, and for the first
+    /// ties at it, with slots from `first_tie` on. Both are in order; `tied` ties come before this thread's.
+    pub(super) fn emit_apart(
+        &self,
+        taken: &Taken,
+        above: Reg<u32>,
+        tied: Reg<u32>,
+        cut: Cut,
+        first_tie: Reg<u32>,
+        sink: impl Fn(Reg<u32>, Reg<u32>, Reg<u32>),
+    ) {
+        let ties_before = tied.min(cut.ties);
+        let (slot, tie_slot) = (Var::new(above), Var::new(first_tie + ties_before));
+        let ties_left = Var::new(cut.ties - ties_before);
+        let masks = pack_masks(&taken.above).zip(pack_masks(&taken.tied));
+        for (octets, (above, tied)) in self.octets.chunks(4).zip(masks) {
+            for_each_bit(above, |bit| {
+                sink(slot.get(), pick_in(octets, bit), index_in(octets, bit));
+                slot.add(1);
+            });
+            let tied = Var::new(ties_left.get().eq(0).select::<u32>(0u32, tied));
+            keep_lowest(tied, ties_left);
+            ties_left.set(ties_left.get() - tied.get().popc());
+            for_each_bit(tied.get(), |bit| {
+                sink(tie_slot.get(), cut.threshold, index_in(octets, bit));
+                tie_slot.add(1);
             });
         }
     }

@@ -51,7 +51,11 @@ pub fn run_score(inputs: &Inputs, step: &DecodeStep, score: &IndexerScore) -> Sc
         ScoreForm::Compact { .. } => {
             ScoreOutput::Compact { logits: logits.view(..len).unwrap(), tops: tops.view(..len / KEYS_PER_TOP).unwrap() }
         }
-        ScoreForm::Pitched => ScoreOutput::Pitched { logits: logits.view(..len).unwrap(), pitch: pitch(step) },
+        ScoreForm::Pitched => ScoreOutput::Pitched {
+            logits: logits.view(..len).unwrap(),
+            tops: Some(tops.view(..len / KEYS_PER_TOP).unwrap()),
+            pitch: pitch(step),
+        },
     };
     score.launch(stream, &inputs.score_step(step), &output).unwrap();
     Scratch { logits: logits.copy_to_vec(stream).unwrap(), tops: tops.copy_to_vec(stream).unwrap() }
@@ -73,10 +77,8 @@ pub fn expected_scratch(step: &DecodeStep, form: ScoreForm, logits: &[Vec<u16>])
         let longest = (request..request + step.q).map(|row| step.row_len(row)).max().unwrap();
         let mut written = row_logits.clone();
         written.resize(longest.next_multiple_of(PAGE), 0);
-        if form != ScoreForm::Pitched {
-            let tops = oracle::score::tops(&written, row_logits.len());
-            scratch.tops[start / KEYS_PER_TOP..][..tops.len()].copy_from_slice(&tops);
-        }
+        let tops = oracle::score::tops(&written, row_logits.len());
+        scratch.tops[start / KEYS_PER_TOP..][..tops.len()].copy_from_slice(&tops);
         scratch.logits[start..][..written.len()].copy_from_slice(&written);
     }
     scratch

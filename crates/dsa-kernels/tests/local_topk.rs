@@ -1,0 +1,308 @@
+//! Local top-k against its oracle: every slot of every row, and every byte that a push leaves.
+
+mod common;
+
+use common::{GUARD, POISON, POISON32, in_every_order, on_every_device, sized};
+use dsa_core::ShapeError;
+use dsa_core::consts::{KEYS_PER_TOP, LOCAL_CONTEXT_MAX, PAGE};
+use dsa_core::generate::LogitPattern;
+use dsa_core::layout::ll_slot::{LlSlots, next_epoch};
+use dsa_core::layout::pitched_scratch::PitchedScratch;
+use dsa_core::numerics::order16::canonical_logit;
+use dsa_core::oracle::merge::local_slots;
+use dsa_core::oracle::score::tops;
+use dsa_kernels::KernelError;
+use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkShape, LocalTopkStep, Push, cost};
+use gpu::{Buffer, Device, Stream};
+
+/// Rows of logits on a device, laid out as the pitched score does: only pages that hold keys are written.
+struct Rig {
+    stream: Stream,
+    logits: Buffer<u16>,
+    tops: Buffer<u16>,
+    row_ends: Buffer<i32>,
+    out: Buffer<u32>,
+    counts: Buffer<i32>,
+    scratch: PitchedScratch,
+    length_max: usize,
+    rows: usize,
+}
+
+impl Rig {
+    fn new(device: &Device, n: usize, rows: &[Vec<u16>], spare: usize) -> Rig {
+        let length_max = rows.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let ends: Vec<i32> = rows.iter().map(|row| row.len() as i32).collect();
+        Rig::with_ends(device, n, rows, spare, &ends, length_max)
+    }
+
+    fn with_ends(device: &Device, n: usize, rows: &[Vec<u16>], spare: usize, ends: &[i32], length_max: usize) -> Rig {
+        let stream = device.stream().unwrap();
+        let scratch = PitchedScratch::new(rows.len(), length_max);
+        let logits = device.alloc::<u16>(scratch.logits_len()).unwrap();
+        let top_words = device.alloc::<u16>(scratch.tops_len()).unwrap();
+        // On a GPU what is not written is the largest top and logit; in the simulator it may not be read.
+        if !device.info().simulated {
+            logits.fill_bytes(&stream, 0x7F).unwrap();
+            top_words.fill_bytes(&stream, 0xFF).unwrap();
+        }
+        for (row, values) in rows.iter().enumerate() {
+            let mut padded = values.clone();
+            padded.resize(values.len().next_multiple_of(PAGE), 0x7F80); // +infinity past the end
+            let at = scratch.row_start(row);
+            logits.view(at..at + padded.len()).unwrap().copy_from(&stream, &padded).unwrap();
+            let mut row_tops = tops(values, values.len());
+            row_tops.resize(padded.len() / KEYS_PER_TOP, 0);
+            let at = at / KEYS_PER_TOP;
+            top_words.view(at..at + row_tops.len()).unwrap().copy_from(&stream, &row_tops).unwrap();
+        }
+        let total = rows.len() + spare;
+        let words = LocalTopkShape::new(n, 4096).unwrap().row().words();
+        let rig = Rig {
+            logits,
+            tops: top_words,
+            row_ends: device.upload(ends).unwrap(),
+            out: device.alloc(total * words + GUARD).unwrap(),
+            counts: device.alloc(total + GUARD).unwrap(),
+            scratch,
+            length_max,
+            rows: total,
+            stream,
+        };
+        rig.out.fill_bytes(&rig.stream, POISON).unwrap();
+        rig.counts.fill_bytes(&rig.stream, POISON).unwrap();
+        rig
+    }
+
+    fn step(&self) -> LocalTopkStep<'_> {
+        LocalTopkStep {
+            logits: self.logits.as_view(),
+            tops: self.tops.as_view(),
+            pitch: self.scratch.pitch(),
+            row_ends: self.row_ends.as_view(),
+            length_max: self.length_max,
+            out: self.out.view(..self.out.len() - GUARD).unwrap(),
+            counts: self.counts.view(..self.rows).unwrap(),
+            push: None,
+        }
+    }
+
+    /// The output rows and counts; their guards must be intact.
+    fn read(&self) -> (Vec<u32>, Vec<i32>) {
+        let mut out = self.out.copy_to_vec(&self.stream).unwrap();
+        let mut counts = self.counts.copy_to_vec(&self.stream).unwrap();
+        assert!(out.split_off(out.len() - GUARD).iter().all(|x| *x == POISON32 as u32), "a write past the rows");
+        assert!(counts.split_off(self.rows).iter().all(|x| *x == POISON32), "a write past the counts");
+        (out, counts)
+    }
+}
+
+/// The rows of the oracle, empty ones for the spare.
+fn expected(n: usize, rows: &[Vec<u16>], spare: usize) -> (Vec<u32>, Vec<i32>) {
+    let layout = LocalTopkShape::new(n, 4096).unwrap().row();
+    let none = vec![Vec::new(); spare];
+    let all = rows.iter().chain(&none);
+    let (words, counts): (Vec<_>, Vec<_>) = all
+        .map(|row| {
+            let slots = local_slots(row, n);
+            (layout.encode(&slots), slots.len() as i32)
+        })
+        .unzip();
+    (words.concat(), counts)
+}
+
+#[track_caller]
+fn compare(got: &(Vec<u32>, Vec<i32>), want: &(Vec<u32>, Vec<i32>), words: usize) {
+    if let Some(at) = (0..want.0.len()).find(|&i| got.0[i] != want.0[i]) {
+        let (row, word) = (at / words, at % words);
+        panic!("row {row}, word {word}: {:#010x}, want {:#010x}", got.0[at], want.0[at]);
+    }
+    assert_eq!(got.1, want.1, "counts");
+}
+
+#[track_caller]
+fn check(device: &Device, n: usize, rows: &[Vec<u16>], foreign: bool, spare: usize) {
+    let shape = LocalTopkShape::new(n, 4096).unwrap().with_foreign_logits(foreign);
+    let kernel = IndexerLocalTopk::new(device, shape).unwrap();
+    let rig = Rig::new(device, n, rows, spare);
+    let want = expected(n, rows, spare);
+    for _ in 0..2 {
+        kernel.launch(&rig.stream, &rig.step()).unwrap();
+        compare(&rig.read(), &want, shape.row().words());
+        rig.out.fill_bytes(&rig.stream, POISON).unwrap();
+    }
+}
+
+fn canonical(row: Vec<u16>) -> Vec<u16> {
+    row.into_iter().map(canonical_logit).collect()
+}
+
+#[test]
+fn every_pattern_at_every_edge() {
+    on_every_device(|device| {
+        for n in [128, 384, 512] {
+            let lengths = [0, 1, n - 1, n, n + 1, 2 * n + 3, 8 * n - 1, 8 * n + 1, 20 * n + 5];
+            for (seed, pattern) in LogitPattern::ALL.into_iter().enumerate() {
+                let rows: Vec<_> = lengths.iter().map(|&len| canonical(pattern.row(seed as u64, len))).collect();
+                check(device, n, &rows, false, 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn foreign_logits_rank_nan_last_and_minus_zero_as_zero() {
+    on_every_device(|device| {
+        let patterns = [LogitPattern::NanMix, LogitPattern::SignedZeros, LogitPattern::Infinities];
+        let rows: Vec<_> = patterns.iter().flat_map(|p| [100, 129, 3000].map(|len| p.row(5, len))).collect();
+        check(device, 128, &rows, true, 0);
+    });
+}
+
+#[test]
+fn local_indices_have_17_bits() {
+    on_every_device(|device| {
+        let len = LOCAL_CONTEXT_MAX;
+        let mut late = vec![0xC000u16; len]; // -2
+        late[len - 200..].fill(0x4000); // more than N twos, all past 2^16
+        late[65_530..65_540].fill(0x4080); // fours on both sides of 2^16
+        let rows =
+            vec![late, canonical(LogitPattern::Gaussian.row(3, len)), canonical(LogitPattern::Ties.row(4, 70_000))];
+        check(device, 128, &rows, false, 0);
+        check(device, 3968, &rows[1..2], false, 0);
+    });
+}
+
+#[test]
+fn results_do_not_depend_on_the_order() {
+    in_every_order(4, |device| {
+        let len = sized(device, 900, 60_000);
+        let rows = [LogitPattern::Ties, LogitPattern::AllEqual, LogitPattern::Gaussian].map(|p| p.row(9, len));
+        check(device, 128, &rows.map(canonical), false, 1);
+    });
+}
+
+#[test]
+fn garbage_row_ends_are_bounded() {
+    on_every_device(|device| {
+        let rows = vec![canonical(LogitPattern::Gaussian.row(1, 640)); 4];
+        let rig = Rig::with_ends(device, 128, &rows, 0, &[i32::MAX, -1, i32::MIN, 200], 640);
+        let kernel = IndexerLocalTopk::new(device, LocalTopkShape::new(128, 256).unwrap()).unwrap();
+        kernel.launch(&rig.stream, &rig.step()).unwrap();
+        let short = rows[0][..200].to_vec();
+        let want = expected(128, &[rows[0].clone(), vec![], vec![], short], 0);
+        compare(&rig.read(), &want, kernel.shape().row().words());
+    });
+}
+
+#[test]
+fn pushed_rows_arrive_at_every_rank_and_nothing_else_is_written() {
+    in_every_order(4, |device| {
+        let (n, ranks, rank, slot_rows) = (128, 3, 1, 4);
+        let rows: Vec<_> = [0, 100, 700].map(|len| canonical(LogitPattern::Gaussian.row(2, len))).into();
+        let shape = LocalTopkShape::new(n, 256).unwrap().with_push(ranks).unwrap();
+        let kernel = IndexerLocalTopk::new(device, shape).unwrap();
+        let rig = Rig::new(device, n, &rows, 0);
+        let slots = LlSlots::new(ranks, slot_rows, shape.row());
+        let boxes: Vec<_> = (0..ranks).map(|_| device.alloc_zeros::<u32>(slots.bytes() / 4).unwrap()).collect();
+        let peers = device.upload(&boxes.iter().map(|b| b.ptr().address()).collect::<Vec<_>>()).unwrap();
+        let counters = [0, u32::MAX, 7, 99];
+        let epochs = device.upload(&counters).unwrap();
+        let mut want = vec![0u32; slots.bytes() / 4];
+        let (b_rows, _) = expected(n, &rows, 0);
+        for (row, words) in b_rows.chunks(shape.row().words()).enumerate() {
+            let epoch = next_epoch(counters[row]);
+            let at = slots.slot(epoch, rank, row) / 4;
+            let pairs = LlSlots::encode(words, epoch);
+            want[at..at + pairs.len()].copy_from_slice(&pairs);
+        }
+        for failed in [true, false] {
+            let status = device.upload(&[u32::from(failed), 0, 0, 0]).unwrap();
+            let push = Push {
+                peers: peers.as_view(),
+                epochs: epochs.as_view(),
+                status: status.as_view(),
+                rank,
+                length_max: rig.length_max,
+            };
+            kernel.launch(&rig.stream, &LocalTopkStep { push: Some(push), ..rig.step() }).unwrap();
+            for slots in &boxes {
+                let got = slots.copy_to_vec(&rig.stream).unwrap();
+                match failed {
+                    true => assert!(got.iter().all(|x| *x == 0), "a failed exchange pushes nothing"),
+                    false => assert!(got == want, "pushed pairs"),
+                }
+            }
+            compare(&rig.read(), &expected(n, &rows, 0), shape.row().words());
+        }
+        assert_eq!(epochs.copy_to_vec(&rig.stream).unwrap(), counters, "only the merge moves the epochs");
+    });
+}
+
+#[test]
+fn a_step_without_rows_launches_nothing() {
+    on_every_device(|device| {
+        let rig = Rig::new(device, 128, &[], 0);
+        let kernel = IndexerLocalTopk::new(device, LocalTopkShape::new(128, 256).unwrap()).unwrap();
+        kernel.launch(&rig.stream, &rig.step()).unwrap();
+        assert_eq!(rig.read(), (vec![], vec![]));
+    });
+}
+
+#[test]
+fn unsupported_sizes_are_refused() {
+    for (n, topk) in [(0, 512), (64, 512), (512, 512), (640, 512), (4096, 4096)] {
+        assert_eq!(LocalTopkShape::new(n, topk), Err(ShapeError::LocalTopkUnsupported { n, topk }));
+    }
+    assert_eq!(LocalTopkShape::new(128, 4224), Err(ShapeError::TopkUnsupported { topk: 4224 }));
+    let shape = LocalTopkShape::new(128, 512).unwrap();
+    for ranks in [0, 17] {
+        assert_eq!(shape.with_push(ranks), Err(ShapeError::RanksOutOfRange { ranks }));
+    }
+}
+
+#[test]
+fn launches_that_do_not_fit_are_refused() {
+    on_every_device(|device| {
+        let rig = Rig::new(device, 128, &[vec![0; 600], vec![0; 300]], 0);
+        let kernel = IndexerLocalTopk::new(device, LocalTopkShape::new(128, 256).unwrap()).unwrap();
+        let refused = |step: LocalTopkStep<'_>| match kernel.launch(&rig.stream, &step) {
+            Err(KernelError::BufferTooShort { buffer, .. }) => buffer,
+            Err(KernelError::Misaligned { buffer, .. }) => buffer,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(LocalTopkStep { out: rig.out.view(..263).unwrap(), ..rig.step() }), "out");
+        assert_eq!(refused(LocalTopkStep { out: rig.out.view(1..).unwrap(), ..rig.step() }), "out");
+        assert_eq!(refused(LocalTopkStep { logits: rig.logits.view(..2047).unwrap(), ..rig.step() }), "logits");
+        assert_eq!(refused(LocalTopkStep { tops: rig.tops.view(4..).unwrap(), ..rig.step() }), "tops");
+        assert_eq!(refused(LocalTopkStep { pitch: 512, ..rig.step() }), "pitch");
+        assert_eq!(refused(LocalTopkStep { counts: rig.counts.view(..1).unwrap(), ..rig.step() }), "counts");
+        let long = LocalTopkStep { pitch: 1 << 18, length_max: LOCAL_CONTEXT_MAX + 1, ..rig.step() };
+        assert_eq!(refused(long), "local indices of 17 bits");
+        let words = device.alloc_zeros::<u32>(4).unwrap();
+        let peers = device.alloc_zeros::<u64>(2).unwrap();
+        let push =
+            Push { peers: peers.as_view(), epochs: words.as_view(), status: words.as_view(), rank: 0, length_max: 600 };
+        assert_eq!(refused(LocalTopkStep { push: Some(push.clone()), ..rig.step() }), "peers");
+        let pushing = LocalTopkShape::new(128, 256).unwrap().with_push(2).unwrap();
+        let kernel = IndexerLocalTopk::new(device, pushing).unwrap();
+        let refused = |push| match kernel.launch(&rig.stream, &LocalTopkStep { push, ..rig.step() }) {
+            Err(KernelError::BufferTooShort { buffer, .. }) => buffer,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(None), "peers");
+        assert_eq!(refused(Some(Push { rank: 2, ..push.clone() })), "peers");
+        assert_eq!(refused(Some(Push { epochs: words.view(..1).unwrap(), ..push.clone() })), "slot rows");
+        assert_eq!(refused(Some(Push { length_max: 599, ..push })), "exchange rows in keys");
+    });
+}
+
+#[test]
+fn cost_counts_each_byte_once() {
+    let shape = LocalTopkShape::new(128, 512).unwrap();
+    // 132 words and a count out; in: 100 logits, 100 vectors, 200 tops and 128 vectors.
+    assert_eq!(cost(&shape, &[100]).hbm_bytes, 200 + 528 + 4);
+    assert_eq!(cost(&shape, &[800]).hbm_bytes, 1600 + 528 + 4);
+    assert_eq!(cost(&shape, &[1600]).hbm_bytes, 400 + 2048 + 528 + 4);
+    let pushing = shape.with_push(3).unwrap();
+    assert_eq!(cost(&pushing, &[0]).hbm_bytes, 528 + 4 + 3 * 66 * 16);
+}
