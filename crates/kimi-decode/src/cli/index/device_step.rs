@@ -184,7 +184,7 @@ fn score_every_row(stream: &Stream, inputs: &Inputs, step: &DecodeStep) -> Resul
             row_ends: inputs.row_ends.as_view(),
             length_max: step.len_max(),
         },
-        &ScoreOutput::Pitched { logits: logits.as_view(), pitch: scratch.pitch() },
+        &ScoreOutput::Pitched { logits: logits.as_view(), tops: None, pitch: scratch.pitch() },
     )?;
     let row = |row: usize| {
         let start = scratch.row_start(row);
