@@ -9,7 +9,7 @@
 //! ```
 //!
 //! # Layout
-//! Keys: pages of [`fp8_page`](dsa_core::layout::fp8_page), each loaded whole (64 key rows and two rows of scale words) by
+//! Keys: pages of [`fp8_page`], each loaded whole (64 key rows and two rows of scale words) by
 //! one tensor copy. Scratch: [`tp_scratch`](dsa_core::layout::tp_scratch), or
 //! [`pitched_scratch`](dsa_core::layout::pitched_scratch), whose `tops` may be left out. Whole pages are written: keys from a
 //! row's end to the end of its last page have logit +0 and top 0.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use ptx::op::Op;
+
 use super::{Machine, replay};
 use crate::race::{Actor, Party, Proxy, Race};
 use crate::schedule::WarpRef;
@@ -99,7 +101,7 @@ impl Machine {
                             Wait::None | Wait::Converge { .. } | Wait::Event { .. } => group.pc,
                         };
                         let what = match group.wait {
-                            Wait::None => "polling".to_string(),
+                            Wait::None => polling_text(&grid.info.program.ops, pc),
                             Wait::Converge { required } => {
                                 format!("waiting for lanes {:#010x} of the warp at {}", required & !group.mask, {
                                     name(&grid.info.program.ops[pc as usize])
@@ -181,5 +183,17 @@ impl Machine {
             }
         }
         (text, unbalanced)
+    }
+}
+
+/// What a group that never stops is doing: the load or wait that its loop, if it is one, asks again and again.
+fn polling_text(ops: &[Op], pc: u32) -> String {
+    const LOOP_MAX: usize = 8;
+    let asks = |op: &&Op| matches!(op, Op::MbarTryWait { .. } | Op::MbarTestWait { .. } | Op::Ld { .. });
+    // The group may stand before it, at the head of the loop, or behind it.
+    let (before, after) = ops.split_at(pc as usize);
+    match after.iter().take(LOOP_MAX).find(asks).or_else(|| before.iter().rev().take(LOOP_MAX).find(asks)) {
+        Some(op) => format!("polling by {}", name(op)),
+        None => "polling".to_string(),
     }
 }
