@@ -143,13 +143,7 @@ fn run_both_forms(
 /// The median of a few replays of the captured step. The inputs stay in the L2, as a short step's do in a real layer.
 fn replay_time(stream: &Stream, indexer: &FusedIndexer, step: &Step<'_>) -> Result<Duration, Error> {
     const REPLAYS: usize = 21;
-    let mut run = Ok(());
-    let graph = Graph::capture(stream, |stream| {
-        run = indexer.run(stream, step).map(drop);
-        Ok(())
-    });
-    run?;
-    let graph = graph?;
+    let graph = Graph::capture_with(stream, |stream| indexer.run(stream, step).map(drop))?;
     let (start, end) = (stream.device().event()?, stream.device().event()?);
     let mut times = Vec::with_capacity(REPLAYS);
     for _ in 0..REPLAYS {
