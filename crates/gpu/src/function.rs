@@ -19,7 +19,7 @@ pub struct LaunchConfig {
     /// Let the launch start before its predecessor in the stream has finished (programmatic dependent launch). Only for
     /// kernels that wait for their dependencies.
     pub overlap: bool,
-    /// CTAs per cluster along x; `None` for no clusters.
+    /// CTAs per cluster along x; `None` for those of the kernel, if it asks for any.
     pub cluster: Option<u32>,
 }
 
@@ -141,6 +141,7 @@ impl<A: KernelArgs> Function<A> {
     /// of another device, [`Error::Fault`] if the device was lost earlier.
     pub fn launch(&self, stream: &Stream, config: LaunchConfig, args: &A) -> Result<(), Error> {
         self.device.expect_same("stream", stream.device())?;
+        let config = LaunchConfig { cluster: config.cluster.or(self.ir.bounds.cluster), ..config };
         self.check(config)?;
         if config.grid.contains(&0) {
             return Ok(());
@@ -170,6 +171,11 @@ impl<A: KernelArgs> Function<A> {
             return refuse("overlap is for kernels that wait for their dependencies, and this one never does".into());
         }
         if let Some(size) = config.cluster {
+            if let Some(own) = self.ir.bounds.cluster
+                && own != size
+            {
+                return refuse(format!("clusters of {size} CTAs, the kernel is built for {own}"));
+            }
             if size == 0 || size > CLUSTER_MAX {
                 return refuse(format!("clusters of {size} CTAs, 1..={CLUSTER_MAX} are possible"));
             }

@@ -341,3 +341,46 @@ fn waiting_for_an_idle_stream_does_not_run_another_on_the_simulator() {
     streams[0].synchronize().unwrap();
     assert_eq!(flags[1].copy_to_vec(&streams[1]).unwrap(), [1]);
 }
+
+/// `out[i]` is the value that the next CTA of the cluster holds for thread `i`.
+fn rotate(target: Target, size: u32) -> Kernel<FillArgs> {
+    build::<FillArgs>("rotate", target, LaunchBounds::threads(THREADS).cluster(size), |p| {
+        let words = SharedArray::<u32>::new("words", THREADS);
+        let t = thread_index();
+        words.at(t).store(cta_index().mad(THREADS, t));
+        cluster_sync();
+        let next = (cluster_rank() + 1) % size;
+        let i = cta_index().mad(THREADS, t);
+        when(i.lt(p.n), || p.out.at(i).store(words.at(t).of_cta(next).load()));
+        // ORDER: the reads of peers, before they end.
+        cluster_sync();
+    })
+    .expect("rotate is well formed")
+}
+
+#[test]
+fn a_kernel_of_clusters_always_gets_them() {
+    on_every_device(|device| {
+        let stream = device.stream().unwrap();
+        for size in [1, 2, 8, 16] {
+            let rotate = device.load(&rotate(device.target().unwrap(), size)).unwrap();
+            let n = 32 * THREADS;
+            let out = device.alloc_zeros::<u32>(n as usize).unwrap();
+            let args = FillArgs { out: out.ptr(), n };
+            rotate.launch(&stream, LaunchConfig::new(32), &args).unwrap();
+            let want: Vec<u32> = (0..n)
+                .map(|i| {
+                    let cta = i / THREADS;
+                    (cta / size * size + (cta + 1) % size) * THREADS + i % THREADS
+                })
+                .collect();
+            assert_eq!(out.copy_to_vec(&stream).unwrap(), want, "{device:?}, clusters of {size}");
+            let error = error_of(rotate.launch(&stream, LaunchConfig::new(32).cluster(4), &args));
+            assert!(matches!(error, Error::LaunchRefused { .. }), "{error}");
+            if size > 1 {
+                let error = error_of(rotate.launch(&stream, LaunchConfig::new(33), &args));
+                assert!(matches!(error, Error::LaunchRefused { .. }), "{error}");
+            }
+        }
+    });
+}

@@ -22,6 +22,8 @@ pub(crate) struct Cta {
     pub(crate) index: [u32; 3],
     /// Index in the order of launching.
     pub(crate) linear: u32,
+    /// Rank in its cluster.
+    pub(crate) rank: u32,
     /// Multiprocessor that it runs on.
     pub(crate) sm: u32,
     pub(crate) shared: SharedMemory,
@@ -39,7 +41,9 @@ pub(crate) struct Cta {
     pub(crate) triggered: bool,
     /// Warps with lanes that have not ended.
     pub(crate) live_warps: u32,
-    agents: CtaAgents,
+    /// What `fence.mbarrier_init` has made known to the cluster, for a relaxed arrival to publish.
+    pub(crate) init_fenced: Snapshot,
+    pub(crate) agents: CtaAgents,
     slots: u32,
 }
 
@@ -48,6 +52,7 @@ impl Cta {
         Cta {
             index,
             linear,
+            rank: linear % ((agents.cluster_end - agents.cluster_first) / (agents.warps + crate::race::ASYNC_SLOTS)),
             sm,
             shared: SharedMemory::new(shared_bytes),
             shadow: Shadow::new(),
@@ -59,6 +64,7 @@ impl Cta {
             events: 0,
             triggered: false,
             live_warps: agents.warps,
+            init_fenced: Snapshot::new(),
             agents,
             slots: 0,
         }
@@ -66,7 +72,8 @@ impl Cta {
 
     /// The next unused asynchronous queue, `None` if all are taken.
     pub(crate) fn new_queue(&mut self) -> Option<AgentId> {
-        (self.slots < crate::race::ASYNC_SLOTS).then(|| {
+        // The last one is the start's.
+        (self.slots < crate::race::ASYNC_SLOTS - 1).then(|| {
             self.slots += 1;
             self.agents.slot(self.slots - 1)
         })
@@ -147,11 +154,13 @@ pub(crate) struct Piece {
     pub(crate) address: Option<u64>,
 }
 
-/// A copy from device memory to shared memory that completes on an mbarrier.
+/// A copy to shared memory, from device memory or by an asynchronous store, that completes on an mbarrier.
 #[derive(Debug)]
 pub(crate) struct CopyIn {
     pub(crate) issuer: Issuer,
     pub(crate) pieces: Vec<Piece>,
+    /// What an asynchronous store brings, in one piece.
+    pub(crate) payload: Option<Vec<u8>>,
     pub(crate) bytes: u32,
     /// Byte offset of the mbarrier.
     pub(crate) mbarrier: u32,

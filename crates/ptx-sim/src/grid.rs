@@ -1,8 +1,11 @@
 //! One launch under way: the CTAs that are resident, and how many there may be.
 
+use std::ops::Range;
+
 use ptx::KernelIr;
 
 use crate::block::{Block, Cta};
+use crate::cluster::Cluster;
 use crate::race::Clock;
 use crate::registers::Registers;
 use crate::warp::Warp;
@@ -21,6 +24,10 @@ pub(crate) struct Grid {
     pub(crate) info: LaunchInfo,
     /// By residency slot.
     pub(crate) blocks: Vec<Option<Block>>,
+    /// CTAs per cluster, 1 without clusters.
+    pub(crate) cluster_size: u32,
+    /// By slot of their first CTA over the size.
+    pub(crate) clusters: Vec<Cluster>,
     /// CTAs started.
     started: u32,
     /// CTAs ended.
@@ -36,11 +43,16 @@ pub(crate) struct Grid {
 impl Grid {
     pub(crate) fn new(info: LaunchInfo, sms: u32) -> Grid {
         let [x, y, z] = info.grid;
-        let resident = (sms * occupancy(&info.program.ir, info.shared_bytes)).min(x * y * z);
+        let cluster_size = info.agents.cluster;
+        // At least one cluster runs, on however few multiprocessors.
+        let clusters = (sms * occupancy(&info.program.ir, info.shared_bytes) / cluster_size).max(1);
+        let resident = (clusters * cluster_size).min(x * y * z);
         let hits = vec![0; info.program.ops.len()];
         Grid {
             info,
             blocks: (0..resident).map(|_| None).collect(),
+            cluster_size,
+            clusters: (0..resident / cluster_size).map(|_| Cluster::default()).collect(),
             started: 0,
             ended: 0,
             total: x * y * z,
@@ -55,12 +67,22 @@ impl Grid {
         self.ended == self.total
     }
 
-    /// Starts the next CTA in an empty slot; the slot, `None` if there is no CTA or no slot left.
-    pub(crate) fn start_next(&mut self) -> Option<u32> {
+    /// Starts the next cluster (or CTA) in empty slots; its slots, `None` if there is none or no room left.
+    pub(crate) fn start_next(&mut self) -> Option<Range<u32>> {
         if self.started == self.total {
             return None;
         }
-        let slot = self.blocks.iter().position(Option::is_none)?;
+        let size = self.cluster_size as usize;
+        let first = self.blocks.chunks(size).position(|slots| slots.iter().all(Option::is_none))? * size;
+        for slot in first..first + size {
+            self.start(slot);
+        }
+        let warps = self.info.program.ir.bounds.threads / 32;
+        self.clusters[first / size] = Cluster::new(self.cluster_size * warps);
+        Some(first as u32..(first + size) as u32)
+    }
+
+    fn start(&mut self, slot: usize) {
         let linear = self.started;
         self.started += 1;
         let [x, y, _] = self.info.grid;
@@ -82,7 +104,6 @@ impl Grid {
             warps: (0..warps).map(|w| Warp::new(w, registers())).collect(),
             clocks: (0..warps).map(|w| Clock::new(agents, w, self.info.start_view.clone())).collect(),
         });
-        Some(slot as u32)
     }
 
     /// Removes an ended CTA.

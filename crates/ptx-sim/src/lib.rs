@@ -46,6 +46,7 @@
 
 mod bits;
 mod block;
+mod cluster;
 mod config;
 mod grid;
 mod machine;

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use ptx::KernelIr;
 use ptx::op::Op;
 
+use crate::cluster::{Peers, exit_race};
 use crate::config::{Config, DeviceId, Schedule, Timing};
 use crate::grid::Grid;
 use crate::program::Program;
-use crate::race::AgentSet;
+use crate::race::{AgentSet, LaunchAgents};
 use crate::random::mix;
 use crate::schedule::{Scheduler, WarpRef};
 use crate::step::{Exec, TurnEnd, check_exit, complete_copy, complete_stores};
@@ -305,6 +306,7 @@ impl Machine {
             self.grids.clear();
             self.scheduler.clear();
             self.world.copies.clear();
+            self.world.woken.clear();
             // Launches that will never complete go with everything else that streams remember.
             self.world.streams = Streams::new();
             self.queues.iter().for_each(|_| _ = self.world.streams.create_stream());
@@ -385,6 +387,7 @@ impl Machine {
             Queued::Launch(launch, program) => {
                 let streams = &self.world.streams;
                 let dependencies_done = streams.wait_passes(id);
+                let cluster = program.ir.bounds.cluster.unwrap_or(1);
                 let info = LaunchInfo {
                     id,
                     program,
@@ -392,7 +395,7 @@ impl Machine {
                     shared_bytes: launch.shared_bytes,
                     params: launch.params,
                     device,
-                    agents: streams.agents(id),
+                    agents: LaunchAgents { cluster, ..streams.agents(id) },
                     start_view: streams.start_view(id),
                     dependencies_done,
                     wait_view: if dependencies_done { streams.wait_view(id) } else { AgentSet::new() },
@@ -419,12 +422,14 @@ impl Machine {
     /// Starts CTAs while there is room.
     fn fill(&mut self, grid: u32) {
         let Some(g) = &mut self.grids[grid as usize] else { return };
-        while let Some(block) = g.start_next() {
-            let block_ref = BlockRef { grid, block };
-            let Some(b) = &mut g.blocks[block as usize] else { continue };
-            for warp in &mut b.warps {
-                warp.queued = true;
-                self.scheduler.push(WarpRef { block: block_ref, warp: warp.index });
+        while let Some(blocks) = g.start_next() {
+            for block in blocks {
+                let block_ref = BlockRef { grid, block };
+                let Some(b) = &mut g.blocks[block as usize] else { continue };
+                for warp in &mut b.warps {
+                    warp.queued = true;
+                    self.scheduler.push(WarpRef { block: block_ref, warp: warp.index });
+                }
             }
         }
     }
@@ -466,12 +471,18 @@ impl Machine {
         let quantum = self.scheduler.quantum();
         let runnable = self.scheduler.len() as u64 + 1;
         let grid = self.grids[at.block.grid as usize].as_mut().expect("ready warps belong to live launches");
-        let block = grid.blocks[at.block.block as usize].as_mut().expect("ready warps belong to live CTAs");
+        let size = grid.cluster_size as usize;
+        let number = at.block.block as usize / size;
+        let (before, rest) = grid.blocks[number * size..][..size].split_at_mut(at.block.block as usize % size);
+        let (own, after) = rest.split_first_mut().expect("a slot of its cluster");
+        let block = own.as_mut().expect("ready warps belong to live CTAs");
         let (events, effects, polls) = (block.cta.events, self.world.effects, self.world.polls);
         let mut exec = Exec {
             program: &grid.info.program,
             launch: &grid.info,
             cta: &mut block.cta,
+            peers: Peers::new(before, after),
+            cluster: &mut grid.clusters[number],
             warp: &mut block.warps[at.warp as usize],
             clock: &mut block.clocks[at.warp as usize],
             world: &mut self.world,
@@ -528,22 +539,37 @@ impl Machine {
                 let cta = &mut block.cta;
                 cta.live_warps -= 1;
                 let live = cta.live_warps * 32;
+                if grid.clusters[number].end_warp(warp.cluster_arrival) {
+                    let first = (number * size) as u32;
+                    let blocks = first..first + size as u32;
+                    self.world.woken.extend(blocks.map(|block| BlockRef { block, ..at.block }));
+                }
                 for barrier in &mut cta.barriers {
                     if barrier.threads.is_none() && barrier.advance(live) {
                         cta.events += 1;
                     }
                 }
                 if live == 0 {
-                    return self.end_block(at, pc);
+                    self.end_block(at, pc)?;
+                } else {
+                    self.wake_block(at.block);
                 }
-                self.wake_block(at.block);
+                self.wake_others();
                 return Ok(());
             }
         }
         if woken {
             self.wake_block(at.block);
         }
+        self.wake_others();
         Ok(())
+    }
+
+    /// Wakes the CTAs that the last turn has done something for.
+    fn wake_others(&mut self) {
+        while let Some(block) = self.world.woken.pop() {
+            self.wake_block(block);
+        }
     }
 
     /// All warps of a CTA have ended, the last at `pc`.
@@ -552,6 +578,17 @@ impl Machine {
         let block = grid.blocks[at.block.block as usize].as_mut().expect("the CTA");
         if let Err(stop) = check_exit(&mut block.cta, &mut self.world.memory, &grid.info.program.ir) {
             return Err(self.fault(at, pc, *stop));
+        }
+        if grid.cluster_size > 1
+            && let Some(race) = exit_race(block, pc)
+        {
+            let field = crate::shared::field(&grid.info.program.ir, race.offset as usize);
+            let message = format!(
+                "the CTA ends, but nothing orders its end after an access to {field} of its shared memory: {}",
+                self.party_text(&race.first)
+            );
+            let address = u64::from(crate::shared::BASE) + race.offset;
+            return Err(self.fault(at, pc, *Stop::new(TrapKind::ExitInFlight, message).address(address)));
         }
         let mut view = AgentSet::new();
         for clock in &block.clocks {
@@ -725,6 +762,11 @@ fn validate(launch: &Launch) -> Result<(), LaunchError> {
     let [x, y, z] = launch.grid;
     if x == 0 || x > i32::MAX as u32 || !(1..=65_535).contains(&y) || !(1..=65_535).contains(&z) {
         return Err(LaunchError::Grid { kernel: kernel(), grid: launch.grid });
+    }
+    if let Some(cluster) = ir.bounds.cluster
+        && !x.is_multiple_of(cluster)
+    {
+        return Err(LaunchError::Cluster { kernel: kernel(), ctas: x, cluster });
     }
     let (needed, allowed) = (ir.shared_bytes, ir.target.shared_bytes_max());
     if launch.shared_bytes < needed || launch.shared_bytes > allowed {

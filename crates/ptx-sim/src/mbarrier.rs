@@ -9,6 +9,8 @@
 
 use std::collections::BTreeMap;
 
+use ptx::Scope;
+
 use crate::race::{AgentId, Clock, Snapshot};
 
 /// Bytes of an mbarrier object, and its alignment.
@@ -69,6 +71,10 @@ pub struct Mbarrier {
     arriving: Snapshot,
     /// What the arrivals and copies of all completed phases published.
     completed: Snapshot,
+    /// Asynchronous stores have completed on the phase in progress.
+    stored: bool,
+    /// The phases on which asynchronous stores completed: for waits at the scope of the cluster.
+    stores: Snapshot,
 }
 
 impl Mbarrier {
@@ -90,6 +96,8 @@ impl Mbarrier {
             epoch,
             arriving: Snapshot::new(),
             completed: Snapshot::new(),
+            stored: false,
+            stores: Snapshot::new(),
         })
     }
 
@@ -173,6 +181,16 @@ impl Mbarrier {
         Ok(self.advance())
     }
 
+    /// An asynchronous store has delivered `bytes`, which only waits at the scope of the cluster acquire. Returns whether
+    /// the phase completed.
+    ///
+    /// # Errors
+    /// When the transaction count overflows.
+    pub fn complete_store(&mut self, bytes: u32) -> Result<bool, MbarrierError> {
+        self.stored = true;
+        self.complete_tx(bytes)
+    }
+
     fn add_tx(&mut self, bytes: i64) -> Result<(), MbarrierError> {
         let tx = self.tx + bytes;
         if tx.unsigned_abs() > u64::from(COUNT_MAX) {
@@ -187,7 +205,9 @@ impl Mbarrier {
             return false;
         }
         self.completed.join(&std::mem::take(&mut self.arriving));
-        self.completed.observe(self.queue, self.epoch);
+        let by_stores = std::mem::take(&mut self.stored);
+        let observed = if by_stores { &mut self.stores } else { &mut self.completed };
+        observed.observe(self.queue, self.epoch);
         self.epoch += 1;
         self.phase += 1;
         self.pending = self.expected;
@@ -199,12 +219,15 @@ impl Mbarrier {
         (self.phase & 1) as u32 != parity & 1
     }
 
-    /// [`Mbarrier::is_complete`]; if so the warp acquires what the completed phases published.
-    pub fn test_wait(&self, parity: u32, clock: &mut Clock) -> bool {
+    /// [`Mbarrier::is_complete`]; if so the warp acquires what the completed phases published as far as `scope` reaches.
+    pub fn test_wait(&self, parity: u32, scope: Scope, clock: &mut Clock) -> bool {
         let complete = self.is_complete(parity);
         // A fresh barrier passes a wait for parity 1 without any phase having completed: there is nothing to join.
         if complete {
             clock.acquire(&self.completed);
+            if scope >= Scope::Cluster {
+                clock.acquire(&self.stores);
+            }
         }
         complete
     }
@@ -311,7 +334,7 @@ mod tests {
     use crate::race::{ALL_LANES, Access, AgentSet, LaunchAgents, Missing, Shadow};
     use ptx::Sem;
 
-    const CTA: LaunchAgents = LaunchAgents { first: 0, ctas: 1, warps: 2, device: 0 };
+    const CTA: LaunchAgents = LaunchAgents { first: 0, ctas: 1, warps: 2, device: 0, cluster: 1 };
 
     fn clock(warp: u32) -> Clock {
         Clock::new(CTA.cta(0), warp, AgentSet::new())
@@ -410,13 +433,13 @@ mod tests {
                 b.complete_tx(16).unwrap();
             }
         }
-        assert!(b.test_wait(0, &mut consumer));
+        assert!(b.test_wait(0, Scope::Cta, &mut consumer));
         read(&mut shadow, &consumer, 0).unwrap();
         assert_eq!(read(&mut shadow, &consumer, 16).unwrap_err().missing, Missing::Wait);
         b.complete_tx(16).unwrap();
-        assert!(!b.test_wait(0, &mut consumer));
+        assert!(!b.test_wait(0, Scope::Cta, &mut consumer));
         assert!(read(&mut shadow, &consumer, 16).is_err(), "a failed test acquires nothing");
-        assert!(b.test_wait(1, &mut consumer));
+        assert!(b.test_wait(1, Scope::Cta, &mut consumer));
         read(&mut shadow, &consumer, 16).unwrap();
     }
 
@@ -431,21 +454,21 @@ mod tests {
         full.arrive_expect_tx(64, 1, &mut producer).unwrap();
         fill(&mut shadow, &full, &producer).unwrap();
         full.complete_tx(64).unwrap();
-        assert!(full.test_wait(0, &mut consumer));
+        assert!(full.test_wait(0, Scope::Cta, &mut consumer));
         let lanes: [u64; 32] = std::array::from_fn(|lane| lane as u64 % 16 * 4);
         let who = Access::generic(&consumer, 0, 6, Sem::Weak);
         shadow.check_warp_read(&lanes, ALL_LANES, 4, &who, &consumer).unwrap();
         // One lane arrives for the warp: without a warp barrier the other lanes' reads are not covered.
         let mut hasty = (shadow_with(&consumer, &lanes), empty.clone(), consumer.clone(), producer.clone());
         hasty.1.arrive(1, 1, &mut hasty.2).unwrap();
-        assert!(hasty.1.test_wait(0, &mut hasty.3));
+        assert!(hasty.1.test_wait(0, Scope::Cta, &mut hasty.3));
         assert_eq!(fill(&mut hasty.0, &full, &hasty.3).unwrap_err().missing, Missing::Order);
 
         let race = fill(&mut shadow, &full, &producer).unwrap_err();
         assert_eq!((race.missing, race.first.instruction), (Missing::Wait, 5), "nobody told it that its copy is over");
         consumer.sync_warp();
         empty.arrive(1, 1, &mut consumer).unwrap();
-        assert!(empty.test_wait(0, &mut producer));
+        assert!(empty.test_wait(0, Scope::Cta, &mut producer));
         fill(&mut shadow, &full, &producer).unwrap();
     }
 

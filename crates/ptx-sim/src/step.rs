@@ -3,6 +3,7 @@
 
 mod alu;
 mod async_ops;
+mod cluster;
 mod convert;
 mod memory;
 mod mma;
@@ -12,10 +13,12 @@ mod warp_ops;
 pub(crate) use async_ops::{check_exit, complete_copy, complete_stores};
 
 use ptx::Class;
+use ptx::Scope;
 use ptx::Special;
 use ptx::op::{Op, Operand, RegId};
 
 use crate::block::{Cta, Issuer};
+use crate::cluster::{Cluster, Peers};
 use crate::program::Program;
 use crate::race::Clock;
 use crate::random::Random;
@@ -67,6 +70,9 @@ pub(crate) struct Exec<'a> {
     pub(crate) program: &'a Program,
     pub(crate) launch: &'a LaunchInfo,
     pub(crate) cta: &'a mut Cta,
+    /// The other CTAs of its cluster, and what they share.
+    pub(crate) peers: Peers<'a>,
+    pub(crate) cluster: &'a mut Cluster,
     pub(crate) warp: &'a mut Warp,
     pub(crate) clock: &'a mut Clock,
     pub(crate) world: &'a mut World,
@@ -216,6 +222,7 @@ impl Exec<'_> {
             Wait::None => true,
             Wait::Converge { .. } => false,
             Wait::Barrier { id, generation } => self.cta.barriers[id as usize].generation != generation,
+            Wait::Cluster { generation } => self.cluster.generation != generation,
             Wait::Event { seen } => self.cta.events != seen || self.warp.timed_out,
             Wait::Dependencies => self.launch.dependencies_done,
             Wait::Sleep { until_ps } => self.world.clock_ps >= until_ps,
@@ -240,6 +247,7 @@ impl Exec<'_> {
     fn resume(&mut self, i: usize) {
         match self.warp.others[i].wait {
             Wait::Barrier { id, .. } => self.clock.acquire(&self.cta.barriers[id as usize].completed),
+            Wait::Cluster { .. } => self.pass_cluster_barrier(),
             Wait::Dependencies => self.clock.see(&self.launch.wait_view),
             Wait::None | Wait::Converge { .. } | Wait::Event { .. } | Wait::Sleep { .. } => {}
         }
@@ -349,7 +357,7 @@ impl Exec<'_> {
                 self.clock.fence_proxy_async(self.mask);
                 return Ok(Flow::Visible);
             }
-            Op::FenceMbarrierInit => return Ok(Flow::Visible),
+            Op::FenceMbarrierInit => return self.fence_mbarrier_init(),
             // The policy only has to be one that `createpolicy` made.
             Op::CreatePolicy { dst, .. } => self.w64(dst, &[0x12F0_0000_0000_0000; LANES])?,
             Op::PrefetchL2 { addr, bytes } => self.prefetch_l2(addr, bytes)?,
@@ -366,13 +374,19 @@ impl Exec<'_> {
             Op::BarWarp { mask } => return self.bar_warp(mask),
             Op::BarSync { id, threads } => return self.bar_sync(id, threads),
             Op::BarArrive { id, threads } => return self.bar_arrive(id, threads),
+            Op::Mapa { dst, addr, rank } => self.mapa(dst, addr, rank)?,
+            Op::StAsync { ty, ref srcs, addr, mbar } => return self.st_async(ty, srcs, addr, mbar),
+            Op::ClusterArrive { release } => return self.cluster_arrive(release),
+            Op::ClusterWait => return self.cluster_wait(),
             Op::MbarInit { addr, count } => return self.mbar_init(addr, count),
             Op::MbarInval { addr } => return self.mbar_inval(addr),
             Op::MbarArrive { addr, count } => return self.mbar_arrive(addr, count),
             Op::MbarArriveExpectTx { addr, bytes } => return self.mbar_arrive_expect_tx(addr, bytes),
             Op::MbarExpectTx { addr, bytes } => return self.mbar_expect_tx(addr, bytes),
-            Op::MbarTryWait { dst, addr, parity } => return self.mbar_wait(dst, addr, parity, true),
-            Op::MbarTestWait { dst, addr, parity } => return self.mbar_wait(dst, addr, parity, false),
+            Op::MbarTryWait { dst, addr, parity, scope } => return self.mbar_wait(dst, addr, parity, scope, true),
+            Op::MbarTestWait { dst, addr, parity } => {
+                return self.mbar_wait(dst, addr, parity, Scope::Cta, false);
+            }
             Op::TensorG2s { dst, map, ref coords, mbar, policy: _ } => return self.tensor_g2s(dst, map, coords, mbar),
             Op::BulkG2s { dst, src, bytes, mbar, policy: _ } => return self.bulk_g2s(dst, src, bytes, mbar),
             Op::BulkS2g { dst, src, bytes } => return self.bulk_s2g(dst, src, bytes),
@@ -439,6 +453,8 @@ impl Exec<'_> {
             Special::CtaidY => y,
             Special::CtaidZ => z,
             Special::NctaidX => self.launch.grid[0],
+            Special::ClusterCtarank => self.cta.rank,
+            Special::ClusterNctarank => self.launch.agents.cluster,
             Special::Smid => self.cta.sm,
         };
         self.w32(dst, &[v; LANES])

@@ -103,7 +103,7 @@ impl Streams {
     pub fn launch(&mut self, stream: StreamId, ctas: u32, warps: u32, device: u8, overlap: bool) -> Option<LaunchId> {
         assert!(ctas > 0, "a launch has a CTA");
         let count = LaunchAgents::count(ctas, warps)?;
-        let agents = LaunchAgents { first: self.next_agent, ctas, warps, device };
+        let agents = LaunchAgents { first: self.next_agent, ctas, warps, device, cluster: 1 };
         self.next_agent = self.next_agent.checked_add(count)?;
         let id = LaunchId(self.launches.len() as u32);
 

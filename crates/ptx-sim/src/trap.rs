@@ -15,7 +15,7 @@ pub enum TrapKind {
     Misaligned,
     /// Read of a register, or of shared or device memory, that nothing wrote.
     Uninitialized,
-    /// Access to a freed buffer.
+    /// Access to a freed buffer, or to the shared memory of a CTA that has ended.
     Freed,
     /// Part of a warp executed an instruction that the whole warp must execute together.
     Divergent,
@@ -27,7 +27,7 @@ pub enum TrapKind {
     Deadlock,
     /// The run used up its fuel: probably a livelock.
     FuelExhausted,
-    /// A CTA ended while asynchronous operations still use its memory or registers.
+    /// A CTA ended while asynchronous operations, or its cluster, may still use its memory or registers.
     ExitInFlight,
     /// The bytes that arrived at an mbarrier do not fit what it expects.
     ExpectTx,
@@ -178,6 +178,16 @@ pub enum LaunchError {
         kernel: String,
         /// Requested grid.
         grid: [u32; 3],
+    },
+    /// A grid that is not whole clusters.
+    #[error("kernel {kernel}: {ctas} CTAs along x are not whole clusters of {cluster}")]
+    Cluster {
+        /// Kernel name.
+        kernel: String,
+        /// Requested CTAs along x.
+        ctas: u32,
+        /// The kernel's cluster size.
+        cluster: u32,
     },
     /// Less shared memory than the layout, or more than the target has.
     #[error(

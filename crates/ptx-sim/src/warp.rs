@@ -22,6 +22,11 @@ pub(crate) enum Wait {
         /// Its generation at the arrival.
         generation: u32,
     },
+    /// Past an arrival at the cluster's barrier, until its generation ends.
+    Cluster {
+        /// The generation at the arrival.
+        generation: u32,
+    },
     /// Until something happens in the CTA (a phase or copy completes): then the instruction is tried again.
     Event {
         /// The CTA's event count when it last tried.
@@ -64,6 +69,8 @@ pub(crate) struct Warp {
     pub(crate) timed_out: bool,
     /// Half of the current group's 16-byte store that is done, if one is.
     pub(crate) half_stored: Option<u32>,
+    /// Generation of the cluster's barrier at which the warp has arrived without waiting yet.
+    pub(crate) cluster_arrival: Option<u32>,
     /// In the machine's ready list.
     pub(crate) queued: bool,
     /// Idle polls of this warp, and the machine's quiet period that they belong to.
@@ -116,6 +123,7 @@ impl Warp {
             spins: 0,
             timed_out: false,
             half_stored: None,
+            cluster_arrival: None,
             queued: false,
             quiet: (0, 0),
             pending: PendingRegisters::default(),

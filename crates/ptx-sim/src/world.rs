@@ -27,6 +27,8 @@ pub(crate) struct World {
     pub(crate) chance: Random,
     /// CTAs with copies to shared memory under way, one entry per copy, oldest first.
     pub(crate) copies: VecDeque<BlockRef>,
+    /// CTAs other than the executing one in which something has happened that may end a wait.
+    pub(crate) woken: Vec<BlockRef>,
     /// Counts changes that another thread could observe; polling leaves it alone.
     pub(crate) effects: u64,
     /// Counts instructions that look for such changes.
@@ -49,6 +51,7 @@ impl World {
             timing: config.timing,
             chance: Random::new(seed, 2),
             copies: VecDeque::new(),
+            woken: Vec::new(),
             effects: 0,
             polls: 0,
             streams: Streams::new(),

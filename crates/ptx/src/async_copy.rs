@@ -1,8 +1,9 @@
 //! mbarriers, tensor-map and bulk copies, and dependent launches.
 
 use crate::builder::{emit, new_label};
+use crate::cluster::ClusterMbarrier;
 use crate::memory::{Global, Policy, Shared, SharedArray};
-use crate::op::{Address, Op};
+use crate::op::{Address, Op, Scope};
 use crate::tensor_map::TensorMapHandle;
 use crate::ty::Elem;
 use crate::value::{Pred, Reg, def_pred};
@@ -76,18 +77,40 @@ impl Mbarrier {
     /// Whether the phase of the given parity has completed (may suspend for a while).
     #[track_caller]
     pub fn try_wait(self, parity: impl Into<Reg<u32>>) -> Pred {
+        self.try_wait_at(Scope::Cta, parity)
+    }
+
+    #[track_caller]
+    fn try_wait_at(self, scope: Scope, parity: impl Into<Reg<u32>>) -> Pred {
         let parity = parity.into().operand();
-        def_pred(|dst| Op::MbarTryWait { dst, addr: self.operand(), parity })
+        def_pred(|dst| Op::MbarTryWait { dst, addr: self.operand(), parity, scope })
     }
 
     /// Waits until the phase of the given parity has completed.
     #[track_caller]
     pub fn wait(self, parity: impl Into<Reg<u32>>) {
+        self.wait_at(Scope::Cta, parity);
+    }
+
+    /// As [`wait`](Self::wait) for a phase that stores of other CTAs of the cluster complete.
+    #[track_caller]
+    pub fn wait_cluster(self, parity: impl Into<Reg<u32>>) {
+        self.wait_at(Scope::Cluster, parity);
+    }
+
+    #[track_caller]
+    fn wait_at(self, scope: Scope, parity: impl Into<Reg<u32>>) {
         // Spelled out so that every instruction is attributed to the caller, which a closure would hide.
         let retry = new_label();
         emit(Op::Label { label: retry });
-        let done = self.try_wait(parity);
+        let done = self.try_wait_at(scope, parity);
         emit(Op::Bra { target: retry, cond: Some((done.reg(), false)) });
+    }
+
+    /// The barrier at the same place in CTA `rank` of the cluster.
+    #[track_caller]
+    pub fn of_cta(self, rank: impl Into<Reg<u32>>) -> ClusterMbarrier {
+        ClusterMbarrier { ptr: self.ptr.of_cta(rank) }
     }
 }
 

@@ -82,17 +82,25 @@ pub struct LaunchBounds {
     pub min_ctas: u32,
     /// Register cap per thread, if tighter than what `min_ctas` gives.
     pub max_registers: Option<u32>,
+    /// CTAs per cluster along x, `None` for a kernel that knows nothing of clusters. Every launch has these clusters.
+    pub cluster: Option<u32>,
 }
 
 impl LaunchBounds {
     /// `threads` per CTA, one CTA per multiprocessor.
     pub fn threads(threads: u32) -> Self {
-        LaunchBounds { threads, min_ctas: 1, max_registers: None }
+        LaunchBounds { threads, min_ctas: 1, max_registers: None, cluster: None }
     }
 
     /// With at least `n` CTAs resident per multiprocessor.
     pub fn min_ctas(mut self, n: u32) -> Self {
         self.min_ctas = n;
+        self
+    }
+
+    /// In clusters of `n` CTAs along x. More than 8 are not portable, but every target has them.
+    pub fn cluster(mut self, n: u32) -> Self {
+        self.cluster = Some(n);
         self
     }
 

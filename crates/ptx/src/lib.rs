@@ -36,6 +36,7 @@
 pub mod args;
 mod async_copy;
 mod builder;
+mod cluster;
 mod control;
 mod convert;
 mod kernel;
@@ -53,6 +54,7 @@ mod wgmma;
 pub use args::{ArgBuffer, DevicePtr, KernelArgs};
 pub use async_copy::*;
 pub use builder::{bounds, build, target};
+pub use cluster::*;
 pub use control::*;
 pub use convert::e4m3x2_from_f32;
 pub use kernel::{Inst, Kernel, KernelIr, LaunchBounds, SharedField, Target};

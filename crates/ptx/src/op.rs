@@ -41,6 +41,8 @@ pub enum Space {
     Global,
     /// This CTA's shared memory.
     Shared,
+    /// Shared memory of any CTA of the cluster, at an address that [`Op::Mapa`] made (or at one of this CTA's own).
+    Cluster,
 }
 
 /// Scope of a memory-ordering operation.
@@ -258,6 +260,10 @@ pub enum Special {
     CtaidZ,
     /// Grid size in CTAs, x.
     NctaidX,
+    /// Rank of the CTA in its cluster.
+    ClusterCtarank,
+    /// CTAs of the cluster.
+    ClusterNctarank,
     /// Lane in the warp.
     Laneid,
     /// Multiprocessor number.
@@ -497,6 +503,18 @@ pub enum Op {
     /// Arrives at a named barrier without waiting.
     BarArrive { id: Operand, threads: u32 },
 
+    // -- clusters
+    /// `dst` = the address in CTA `rank` of the cluster of what is at `addr` in this CTA's shared memory.
+    Mapa { dst: RegId, addr: RegId, rank: Operand },
+    /// Stores `srcs.len()` (1, 2 or 4) consecutive elements of 4 or 8 bytes to shared memory of the cluster,
+    /// asynchronously; their bytes complete on `mbar`, an mbarrier of the same CTA as `addr`.
+    StAsync { ty: Ty, srcs: Box<[Operand]>, addr: Address, mbar: Address },
+    /// The thread arrives at the cluster's barrier. `release` orders its earlier accesses before those after the wait;
+    /// otherwise only what its last fences cover.
+    ClusterArrive { release: bool },
+    /// Waits until every thread of the cluster has arrived (or ended), and acquires what the arrivals release.
+    ClusterWait,
+
     // -- mbarriers (8 bytes of shared memory)
     /// Initialises for phases of `count` arrivals.
     MbarInit { addr: Address, count: u32 },
@@ -508,9 +526,10 @@ pub enum Op {
     MbarArriveExpectTx { addr: Address, bytes: Operand },
     /// Adds `bytes` to the expected transactions of the phase without arriving.
     MbarExpectTx { addr: Address, bytes: Operand },
-    /// `dst` = whether the phase of the given parity has completed; may suspend the thread for a while.
-    MbarTryWait { dst: RegId, addr: Address, parity: Operand },
-    /// As `MbarTryWait` without suspending.
+    /// `dst` = whether the phase of the given parity has completed; may suspend the thread for a while. What other CTAs
+    /// did for the phase (asynchronous stores) is acquired only at `scope` cluster; otherwise it is the CTA.
+    MbarTryWait { dst: RegId, addr: Address, parity: Operand, scope: Scope },
+    /// As `MbarTryWait` of the CTA's scope, without suspending.
     MbarTestWait { dst: RegId, addr: Address, parity: Operand },
 
     // -- asynchronous copies (one lane issues; complete on an mbarrier or a bulk group)

@@ -59,7 +59,8 @@ impl Printer<'_> {
         let max = b.max_registers.map_or(String::new(), |n| format!(" .maxnreg {n}"));
         // `.maxnreg` and `.minnctapersm` exclude each other in effect; the explicit cap wins.
         let min = if b.max_registers.is_some() { String::new() } else { format!(" .minnctapersm {}", b.min_ctas) };
-        line!(self, ".reqntid {}, 1, 1{min}{max}", b.threads);
+        let cluster = b.cluster.map_or(String::new(), |n| format!(" .reqnctapercluster {n}, 1, 1"));
+        line!(self, ".reqntid {}, 1, 1{min}{max}{cluster}", b.threads);
     }
 
     fn body(&mut self) {
@@ -350,6 +351,22 @@ impl Printer<'_> {
             Op::BarSync { id, threads: None } => line!(self, "    bar.sync {};", raw(*id)),
             Op::BarSync { id, threads: Some(n) } => line!(self, "    bar.sync {}, {n};", raw(*id)),
             Op::BarArrive { id, threads } => line!(self, "    bar.arrive {}, {threads};", raw(*id)),
+            Op::Mapa { dst, addr, rank } => {
+                line!(self, "    mapa.shared::cluster.u32 {}, {}, {};", r(*dst), r(*addr), raw(*rank));
+            }
+            Op::StAsync { ty, srcs, addr, mbar } => line!(
+                self,
+                "    st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{}.{} {}, {}, {};",
+                width(srcs.len()),
+                ty.ptx_memory(),
+                addr_text(addr),
+                vector(srcs.iter().map(|s| raw(*s))),
+                addr_text(mbar)
+            ),
+            Op::ClusterArrive { release } => {
+                line!(self, "    barrier.cluster.arrive.{}.aligned;", if *release { "release" } else { "relaxed" });
+            }
+            Op::ClusterWait => line!(self, "    barrier.cluster.wait.acquire.aligned;"),
             Op::MbarInit { addr, count } => {
                 line!(self, "    mbarrier.init.shared::cta.b64 {}, {count};", addr_text(addr));
             }
@@ -371,9 +388,11 @@ impl Printer<'_> {
             Op::MbarExpectTx { addr, bytes } => {
                 line!(self, "    mbarrier.expect_tx.relaxed.cta.shared::cta.b64 {}, {};", addr_text(addr), raw(*bytes));
             }
-            Op::MbarTryWait { dst, addr, parity } => line!(
+            Op::MbarTryWait { dst, addr, parity, scope } => line!(
                 self,
-                "    mbarrier.try_wait.parity.shared::cta.b64 {}, {}, {};",
+                "    mbarrier.try_wait.parity{}.shared::cta.b64 {}, {}, {};",
+                // Acquire at the CTA's scope is the default.
+                if *scope == Scope::Cta { String::new() } else { format!(".acquire.{}", scope_name(*scope)) },
                 r(*dst),
                 addr_text(addr),
                 raw(*parity)
@@ -568,6 +587,7 @@ fn space_name(s: Space) -> &'static str {
     match s {
         Space::Global => "global",
         Space::Shared => "shared",
+        Space::Cluster => "shared::cluster",
     }
 }
 
@@ -599,6 +619,8 @@ fn special(s: Special) -> &'static str {
         Special::CtaidY => "%ctaid.y",
         Special::CtaidZ => "%ctaid.z",
         Special::NctaidX => "%nctaid.x",
+        Special::ClusterCtarank => "%cluster_ctarank",
+        Special::ClusterNctarank => "%cluster_nctarank",
         Special::Laneid => "%laneid",
         Special::Smid => "%smid",
         Special::Globaltimer => "%globaltimer",

@@ -73,7 +73,7 @@ impl Op {
         }
         let space_class = |s: crate::op::Space| match s {
             crate::op::Space::Global => B64,
-            crate::op::Space::Shared => B32,
+            crate::op::Space::Shared | crate::op::Space::Cluster => B32,
         };
         let at = |a: &Address| a.base;
         match self {
@@ -242,9 +242,20 @@ impl Op {
             Op::Elect { dst } => def!(Pred, *dst),
             Op::BarWarp { .. } => {}
             Op::BarSync { id, .. } | Op::BarArrive { id, .. } => uses!(B32, *id),
+            Op::Mapa { dst, addr, rank } => {
+                def!(B32, *dst);
+                uses!(B32, r(*addr), *rank);
+            }
+            Op::StAsync { ty, srcs, addr, mbar } => {
+                uses!(B32, at(addr), at(mbar));
+                for s in srcs {
+                    uses!(memory_class(*ty), *s);
+                }
+            }
+            Op::ClusterArrive { .. } | Op::ClusterWait => {}
             Op::MbarInit { addr, .. } | Op::MbarInval { addr } | Op::MbarArrive { addr, .. } => uses!(B32, at(addr)),
             Op::MbarArriveExpectTx { addr, bytes } | Op::MbarExpectTx { addr, bytes } => uses!(B32, at(addr), *bytes),
-            Op::MbarTryWait { dst, addr, parity } | Op::MbarTestWait { dst, addr, parity } => {
+            Op::MbarTryWait { dst, addr, parity, .. } | Op::MbarTestWait { dst, addr, parity } => {
                 def!(Pred, *dst);
                 uses!(B32, at(addr), *parity);
             }

@@ -9,6 +9,8 @@
 //! - ordering semantics fit the access (no acquire store, no release load, no cached ordered load, no weak atomic);
 //! - atomics exist for their operation and type, and `exch` and `cas` return the old value;
 //! - the shared layout and the thread count fit the target;
+//! - clusters have 1 to 16 CTAs; cluster instructions are in a kernel of clusters, constant ranks below their size,
+//!   waits at the scope of the CTA or the cluster; asynchronous stores have elements of 4 or 8 bytes;
 //! - named barriers use ids below 16 and multiples of 32 threads; mbarriers count 1 to 2^20 - 1 arrivals and
 //!   expect fewer than 2^20 bytes; constant parities are 0 or 1;
 //! - constant bounds of a bit field are at most 255;
@@ -23,9 +25,12 @@ use std::panic::Location;
 
 use crate::args::{PARAM_BYTES_MAX, PARAMS_MAX, ParamKind};
 use crate::kernel::{KernelIr, Target};
-use crate::op::{Atomic, Cvt, Op, Operand, RegId, Sem, Space};
+use crate::op::{Atomic, Cvt, Op, Operand, RegId, Scope, Sem, Space, Special};
 use crate::slots::Role;
 use crate::ty::{Class, Ty};
+
+/// Most CTAs of a cluster.
+pub const CLUSTER_MAX: u32 = 16;
 
 /// A rule that a kernel breaks, and the Rust line that emitted the instruction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,6 +106,11 @@ impl Verifier<'_> {
         if ir.bounds.min_ctas == 0 {
             return self.fail_kernel("at least one CTA must fit a multiprocessor".into());
         }
+        if let Some(n) = ir.bounds.cluster
+            && !(1..=CLUSTER_MAX).contains(&n)
+        {
+            return self.fail_kernel(format!("clusters of {n} CTAs, 1..={CLUSTER_MAX} are possible"));
+        }
         if !matches!(ir.insts.last().map(|i| &i.op), Some(Op::Exit | Op::Trap)) {
             return self.fail_kernel("the kernel runs past its last instruction".into());
         }
@@ -155,25 +165,34 @@ impl Verifier<'_> {
                 kind => self.fail(loc, format!("parameter {param} ({kind:?}) is used as a tensor map")),
             },
             Op::Ld { space, ty, sem, cache, dsts, addr } => {
+                if *space == Space::Cluster {
+                    self.in_clusters(loc)?;
+                }
                 if matches!(sem, Sem::Release(_) | Sem::AcqRel(_)) {
                     return self.fail(loc, format!("a load cannot be {sem:?}"));
                 }
                 if *sem != Sem::Weak && (cache.nc || cache.no_allocate || cache.policy.is_some()) {
                     return self.fail(loc, format!("a {sem:?} load cannot have cache hints"));
                 }
-                if *space == Space::Shared && (cache.nc || cache.no_allocate || cache.policy.is_some()) {
+                if *space != Space::Global && (cache.nc || cache.no_allocate || cache.policy.is_some()) {
                     return self.fail(loc, "a shared load cannot have cache hints".into());
                 }
                 self.vector(loc, dsts.len(), ty.bytes(), addr, *space)
             }
             Op::St { space, ty, sem, policy, srcs, addr } => {
+                if *space == Space::Cluster {
+                    self.in_clusters(loc)?;
+                }
                 if matches!(sem, Sem::Acquire(_) | Sem::AcqRel(_)) {
                     return self.fail(loc, format!("a store cannot be {sem:?}"));
                 }
-                if policy.is_some() && (*sem != Sem::Weak || *space == Space::Shared) {
+                if policy.is_some() && (*sem != Sem::Weak || *space != Space::Global) {
                     return self.fail(loc, "only a weak global store can have a cache policy".into());
                 }
                 self.vector(loc, srcs.len(), ty.bytes(), addr, *space)
+            }
+            Op::Atom { space: Space::Cluster, .. } => {
+                self.fail(loc, "atomics on shared memory of the cluster are not offered".into())
             }
             Op::Atom { ty, sem, op, dst, b, .. } => {
                 if matches!(sem, Sem::Weak | Sem::Volatile) {
@@ -205,6 +224,31 @@ impl Verifier<'_> {
                 let mut constant = false;
                 op.slots(|_, _, operand| constant |= operand.reg().is_none());
                 if constant { self.fail(loc, format!("{op:?} takes no constants")) } else { Ok(()) }
+            }
+            Op::Special { reg: Special::ClusterCtarank | Special::ClusterNctarank, .. }
+            | Op::ClusterArrive { .. }
+            | Op::ClusterWait => self.in_clusters(loc).map(drop),
+            Op::Mapa { rank, .. } => {
+                let size = self.in_clusters(loc)?;
+                match rank {
+                    Operand::Imm(rank) if *rank >= size.into() => {
+                        self.fail(loc, format!("rank {rank} in clusters of {size} CTAs"))
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Op::StAsync { ty, srcs, addr, .. } => {
+                self.in_clusters(loc)?;
+                if ty.bytes() < 4 {
+                    return self.fail(loc, format!("an asynchronous store of {ty:?}, elements have 4 or 8 bytes"));
+                }
+                self.vector(loc, srcs.len(), ty.bytes(), addr, Space::Cluster)
+            }
+            Op::MbarTryWait { scope, .. } if *scope > Scope::Cluster => {
+                self.fail(loc, format!("an mbarrier wait at scope {scope:?}, which is more than a cluster"))
+            }
+            Op::MbarTryWait { scope: Scope::Cluster, .. } if self.ir.bounds.cluster.is_none() => {
+                self.in_clusters(loc).map(drop)
             }
             Op::BarSync { id, threads } => self.named_barrier(loc, *id, *threads),
             Op::BarArrive { id, threads } => self.named_barrier(loc, *id, Some(*threads)),
@@ -261,6 +305,18 @@ impl Verifier<'_> {
                 self.fail(loc, format!("an mbarrier expects {n} bytes, fewer than 2^20 are possible"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The cluster size of the kernel, which must have one.
+    fn in_clusters(&self, loc: &Location<'_>) -> Result<u32, VerifyError> {
+        match self.ir.bounds.cluster {
+            Some(n) => Ok(n),
+            None => Err(VerifyError {
+                kernel: self.ir.name.clone(),
+                rule: "a cluster instruction in a kernel without clusters".into(),
+                at: Some(loc.to_string()),
+            }),
         }
     }
 

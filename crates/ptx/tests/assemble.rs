@@ -27,6 +27,7 @@ variants! {
     Label, NoUnroll, Bra, Exit, Trap,
     Ld, St, Atom, Fence, FenceSc, FenceProxyAsync, FenceMbarrierInit, CreatePolicy, PrefetchL2,
     Shfl, Vote, Ballot, Redux, MatchAny, ActiveMask, Elect, BarWarp, BarSync, BarArrive,
+    Mapa, StAsync, ClusterArrive, ClusterWait,
     MbarInit, MbarInval, MbarArrive, MbarArriveExpectTx, MbarExpectTx, MbarTryWait, MbarTestWait,
     TensorG2s, BulkG2s, BulkS2g, BulkCommit, BulkWait, PrefetchTensormap,
     WgmmaFence, Wgmma, WgmmaCommit, WgmmaWait,
@@ -243,6 +244,8 @@ fn warp(out: Global<u32>, v: &Values) {
         Special::CtaidY,
         Special::CtaidZ,
         Special::NctaidX,
+        Special::ClusterCtarank,
+        Special::ClusterNctarank,
         Special::Laneid,
         Special::Smid,
     ];
@@ -284,6 +287,31 @@ fn copies(out: Global<u32>, map: TensorMapHandle, v: &Values) {
     bar.invalidate();
 }
 
+fn clusters(out: Global<u32>, v: &Values) {
+    let words = SharedArray::<u32>::aligned("exchanged", 64, 16);
+    let longs = SharedArray::<u64>::aligned("exchanged_longs", 8, 16);
+    let arrived = MbarrierArray::new("arrived", 1).at(0);
+    cluster_arrive_relaxed();
+    cluster_wait();
+    keep(out, cluster_rank() + cluster_size());
+    for rank in [v.word & 1, Reg::from(1)] {
+        let theirs = words.at(4).of_cta(rank);
+        theirs.store(v.word);
+        theirs.offset(4).store_vec([v.word; 2]);
+        keep(out, theirs.load());
+        let [a, b, c, d] = theirs.load_vec();
+        keep(out, a + b + c + d);
+        let mbar = arrived.of_cta(rank);
+        theirs.store_async([v.word], mbar);
+        theirs.store_async([v.word, Reg::from(5)], mbar);
+        theirs.store_async([v.word, a, b, c], mbar);
+        longs.at(1).of_cta(rank).store_async([v.long], mbar);
+        longs.at(2).of_cta(rank).store_async([v.long, v.long], mbar);
+    }
+    arrived.wait_cluster(v.word & 1);
+    cluster_sync();
+}
+
 fn control(out: Global<u32>, v: &Values) {
     let sum = Var::new(v.word);
     when(lane_index().lt(3), || sum.add(1));
@@ -316,7 +344,7 @@ fn products(out: Global<u32>) {
 
 /// A kernel that calls every function of the builder.
 fn by_the_builder(target: Target, constant: bool) -> Ir {
-    let bounds = LaunchBounds::threads(128).min_ctas(1);
+    let bounds = LaunchBounds::threads(128).min_ctas(1).cluster(2);
     let kernel = build::<EveryKind>("kitchen_sink", target, bounds, |p| {
         let v = if constant { Values::constant() } else { Values::loaded(&p) };
         assert_eq!((ptx::target(), ptx::bounds()), (target, bounds));
@@ -326,6 +354,7 @@ fn by_the_builder(target: Target, constant: bool) -> Ir {
         memory(p.out, &v);
         warp(p.out, &v);
         copies(p.out, p.map, &v);
+        clusters(p.out, &v);
         if target == Target::Sm90a {
             products(p.out);
         }
@@ -448,6 +477,15 @@ fn everything_but_warpgroup_products_assembles_for_blackwell() {
 fn constants_assemble_wherever_the_builder_takes_them() {
     assemble(Target::Sm90a, true);
     assemble(Target::Sm100a, true);
+}
+
+#[test]
+fn clusters_of_every_size_assemble() {
+    let Some(ptxas) = Ptxas::for_test() else { return };
+    for size in 1..=16 {
+        let kernel = build::<()>("meets", Target::Sm90a, LaunchBounds::threads(64).cluster(size), |()| cluster_sync());
+        ptxas.assemble("sm_90a", &kernel.unwrap().ptx()).unwrap();
+    }
 }
 
 #[test]

@@ -517,3 +517,50 @@ fn branches_and_loops() {
         ],
     );
 }
+
+#[test]
+fn clusters() {
+    let bounds = LaunchBounds::threads(64).cluster(8);
+    let kernel = build::<EveryKind>("in_clusters", Target::Sm90a, bounds, |p| {
+        let words = SharedArray::<u32>::aligned("words", 8, 16);
+        let full = MbarrierArray::new("full", 1).at(0);
+        cluster_arrive_relaxed();
+        cluster_wait();
+        let theirs = words.at(4).of_cta(p.n);
+        theirs.store(p.n);
+        let [a, b] = theirs.offset(2).load_vec();
+        theirs.store_async([p.n, a, b, a], full.of_cta(3));
+        theirs.store_async([p.n], full.of_cta(cluster_rank()));
+        full.wait_cluster(0);
+        cluster_sync();
+        let _ = cluster_size();
+    })
+    .unwrap();
+    let ptx = kernel.ptx();
+    assert!(ptx.contains(".reqntid 64, 1, 1 .minnctapersm 1 .reqnctapercluster 8, 1, 1\n"), "{ptx}");
+    let complete = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes";
+    let got = instructions(&ptx);
+    let want = [
+        "barrier.cluster.arrive.relaxed.aligned;",
+        "barrier.cluster.wait.acquire.aligned;",
+        "add.u32 %r2, %r1, 16;",
+        "mapa.shared::cluster.u32 %r3, %r2, %r0;",
+        "st.shared::cluster.b32 [%r3], %r0;",
+        "ld.shared::cluster.v2.b32 {%r4, %r5}, [%r3+8];",
+        "add.u32 %r6, %r1, 32;",
+        "mapa.shared::cluster.u32 %r7, %r6, 3;",
+        &format!("{complete}.v4.b32 [%r3], {{%r0, %r4, %r5, %r4}}, [%r7];"),
+        "mov.u32 %r8, %cluster_ctarank;",
+        "add.u32 %r9, %r1, 32;",
+        "mapa.shared::cluster.u32 %r10, %r9, %r8;",
+        &format!("{complete}.b32 [%r3], %r0, [%r10];"),
+        "L0:",
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p0, [%r1+32], 0;",
+        "@!%p0 bra L0;",
+        "barrier.cluster.arrive.release.aligned;",
+        "barrier.cluster.wait.acquire.aligned;",
+        "mov.u32 %r11, %cluster_nctarank;",
+        "ret;",
+    ];
+    assert_eq!(&got[got.len() - want.len()..], want);
+}

@@ -5,7 +5,7 @@ mod common;
 use std::panic::Location;
 
 use common::{Ir, i};
-use ptx::op::{Bf16Bin, Cache, Cmp, Cvt, LabelId, MmaInput, Op, Operand, RegId, ScaleD, Space, WgmmaA};
+use ptx::op::{Address, Bf16Bin, Cache, Cmp, Cvt, LabelId, MmaInput, Op, Operand, RegId, ScaleD, Space, WgmmaA};
 use ptx::*;
 
 /// Expects `op`, appended to a sound kernel, to break a rule that says `rule`, at the caller's line.
@@ -237,7 +237,7 @@ fn mbarriers_count_what_they_can() {
     check(ir.clone(), Op::MbarExpectTx { addr, bytes: i(1 << 20) }, "expects 1048576 bytes");
     check(ir.clone(), Op::MbarArriveExpectTx { addr, bytes: i(u32::MAX as u64) }, "expects 4294967295 bytes");
     let dst = ir.fresh(Class::Pred);
-    check(ir.clone(), Op::MbarTryWait { dst, addr, parity: i(2) }, "parity 2 is neither 0 nor 1");
+    check(ir.clone(), Op::MbarTryWait { dst, addr, parity: i(2), scope: Scope::Cta }, "parity 2 is neither 0 nor 1");
     check(ir, Op::MbarTestWait { dst, addr, parity: i(3) }, "parity 3 is neither 0 nor 1");
 }
 
@@ -335,4 +335,65 @@ fn the_first_violation_in_text_order_is_reported() {
     ir.push(Op::BarSync { id: i(16), threads: None });
     ir.push(Op::Setp { cmp: Cmp::Eq, ty: Ty::U64, dst, a: Operand::Reg(dst), b: i(0) });
     assert!(ir.verify().unwrap_err().rule.contains("barrier 16"));
+}
+
+#[test]
+fn cluster_instructions_need_a_cluster_that_holds_them() {
+    let mut alone = Ir::sound();
+    let (word, pred, base) = (alone.word(), alone.pred(), alone.shared_base());
+    let addr = Address { base: Operand::Reg(word), offset: 0 };
+    let shared = Address { base: Operand::Reg(base), offset: 0 };
+    let mapa = |rank| Op::Mapa { dst: word, addr: base, rank: i(rank) };
+    let st_async = |ty, n| Op::StAsync { ty, srcs: vec![Operand::Reg(word); n].into(), addr, mbar: addr };
+    let ld = Op::Ld {
+        space: Space::Cluster,
+        ty: Ty::U32,
+        sem: Sem::Weak,
+        cache: Cache::default(),
+        dsts: [word].into(),
+        addr,
+    };
+    let st = Op::St { space: Space::Cluster, ty: Ty::U32, sem: Sem::Weak, policy: None, srcs: [i(1)].into(), addr };
+    let wait = |scope| Op::MbarTryWait { dst: pred, addr: shared, parity: i(0), scope };
+    let all = [
+        mapa(0),
+        st_async(Ty::U32, 4),
+        ld.clone(),
+        st.clone(),
+        wait(Scope::Cluster),
+        Op::ClusterArrive { release: true },
+        Op::ClusterWait,
+        Op::Special { dst: word, reg: Special::ClusterCtarank },
+        Op::Special { dst: word, reg: Special::ClusterNctarank },
+    ];
+    let mut together = alone.clone();
+    together.0.bounds.cluster = Some(8);
+    for op in all {
+        check(alone.clone(), op.clone(), "a cluster instruction in a kernel without clusters");
+        let mut sound = together.clone();
+        sound.push(op);
+        sound.verify().unwrap();
+    }
+    check(together.clone(), mapa(8), "rank 8 in clusters of 8 CTAs");
+    check(together.clone(), st_async(Ty::U16, 2), "elements have 4 or 8 bytes");
+    check(together.clone(), st_async(Ty::U32, 3), "a vector access of 3 x 4 bytes");
+    check(together.clone(), wait(Scope::Gpu), "scope Gpu, which is more than a cluster");
+    let hinted = Op::Ld {
+        space: Space::Cluster,
+        ty: Ty::U32,
+        sem: Sem::Weak,
+        cache: Cache { no_allocate: true, ..Cache::default() },
+        dsts: [word].into(),
+        addr,
+    };
+    check(together.clone(), hinted, "a shared load cannot have cache hints");
+    let sem = Sem::Relaxed(Scope::Cluster);
+    let (op, ty, dst, a, b) = (Atomic::Add, Ty::U32, None, i(1), None);
+    check(together, Op::Atom { space: Space::Cluster, op, ty, sem, dst, addr, a, b }, "atomics on shared memory");
+    for size in [0, 17] {
+        let mut odd = alone.clone();
+        odd.0.bounds.cluster = Some(size);
+        let error = odd.verify().unwrap_err();
+        assert!(error.rule.contains(&format!("clusters of {size} CTAs")), "{error}");
+    }
 }

@@ -170,6 +170,7 @@ fn launch_error(error: LaunchError, kernel: String) -> Error {
             Error::SharedTooLarge { kernel, requested: shared_bytes, limit: allowed }
         }
         LaunchError::Grid { .. }
+        | LaunchError::Cluster { .. }
         | LaunchError::Shared { .. }
         | LaunchError::Params { .. }
         | LaunchError::Overlap { .. }

@@ -110,8 +110,9 @@ impl Stream {
     }
 
     pub(crate) fn launch(&self, ir: &Arc<KernelIr>, config: LaunchConfig, args: &ArgBuffer) -> Result<(), Error> {
-        if config.cluster.is_some_and(|n| n > 1) {
-            return Err(Error::NotSimulated { what: format!("clusters (kernel {})", ir.name) });
+        if config.cluster != ir.bounds.cluster && config.cluster.is_some_and(|n| n > 1) {
+            let what = format!("clusters that a kernel is not built for (kernel {})", ir.name);
+            return Err(Error::NotSimulated { what });
         }
         self.enqueue(Command::Launch(Launch {
             kernel: ir.clone(),

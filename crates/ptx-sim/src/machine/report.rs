@@ -56,7 +56,7 @@ impl Machine {
         )
     }
 
-    fn party_text(&self, party: &Party) -> String {
+    pub(super) fn party_text(&self, party: &Party) -> String {
         let strength = if party.strong.is_some() { "strong" } else { "weak" };
         let action = match (party.proxy, party.is_write) {
             (Proxy::Generic, false) => "read",
@@ -97,7 +97,9 @@ impl Machine {
                     for group in warp.groups() {
                         // A barrier wait stands behind its instruction.
                         let pc = match group.wait {
-                            Wait::Barrier { .. } | Wait::Dependencies | Wait::Sleep { .. } => group.pc - 1,
+                            Wait::Barrier { .. } | Wait::Cluster { .. } | Wait::Dependencies | Wait::Sleep { .. } => {
+                                group.pc - 1
+                            }
                             Wait::None | Wait::Converge { .. } | Wait::Event { .. } => group.pc,
                         };
                         let what = match group.wait {
@@ -111,6 +113,11 @@ impl Machine {
                                 let barrier = &block.cta.barriers[id as usize];
                                 let expected = barrier.threads.unwrap_or(block.cta.live_warps * 32);
                                 format!("waiting at barrier {id} ({} of {expected} threads)", barrier.arrived)
+                            }
+                            Wait::Cluster { .. } => {
+                                let cluster = &grid.clusters[b / grid.cluster_size as usize];
+                                let (arrived, expected) = (cluster.arrived, cluster.live_warps);
+                                format!("waiting at the barrier of the cluster ({arrived} of {expected} warps)")
                             }
                             Wait::Event { .. } => {
                                 format!("waiting in {}", name(&grid.info.program.ops[pc as usize]))

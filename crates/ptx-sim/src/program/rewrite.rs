@@ -117,12 +117,22 @@ pub(super) fn rewrite(op: &Op, map: impl Fn(RegId) -> RegId, label: impl Fn(Labe
         }
         Op::BarWarp { .. } => {}
         Op::BarSync { id, .. } | Op::BarArrive { id, .. } => operands!(id),
+        Op::Mapa { dst, addr, rank } => {
+            regs!(dst, addr);
+            operands!(rank);
+        }
+        Op::StAsync { srcs, addr, mbar, .. } => {
+            srcs.iter_mut().for_each(|s| *s = o(s));
+            *addr = at(addr);
+            *mbar = at(mbar);
+        }
+        Op::ClusterArrive { .. } | Op::ClusterWait => {}
         Op::MbarInit { addr, .. } | Op::MbarInval { addr } | Op::MbarArrive { addr, .. } => *addr = at(addr),
         Op::MbarArriveExpectTx { addr, bytes } | Op::MbarExpectTx { addr, bytes } => {
             *addr = at(addr);
             operands!(bytes);
         }
-        Op::MbarTryWait { dst, addr, parity } | Op::MbarTestWait { dst, addr, parity } => {
+        Op::MbarTryWait { dst, addr, parity, .. } | Op::MbarTestWait { dst, addr, parity } => {
             regs!(dst);
             *addr = at(addr);
             operands!(parity);

@@ -31,6 +31,8 @@ pub struct LaunchAgents {
     pub warps: u32,
     /// Device that executes the launch, below 16.
     pub device: u8,
+    /// CTAs of a cluster, consecutive ones; 1 without clusters.
+    pub cluster: u32,
 }
 
 /// What an agent is within its launch.
@@ -57,8 +59,12 @@ impl LaunchAgents {
     pub fn cta(&self, cta: u32) -> CtaAgents {
         debug_assert!(cta < self.ctas);
         let range = self.range();
+        let stride = self.warps + ASYNC_SLOTS;
+        let cluster_first = self.first + cta / self.cluster * self.cluster * stride;
         CtaAgents {
-            first: self.first + cta * (self.warps + ASYNC_SLOTS),
+            first: self.first + cta * stride,
+            cluster_first,
+            cluster_end: cluster_first + self.cluster * stride,
             warps: self.warps,
             device: self.device,
             launch_first: range.start,
@@ -87,6 +93,10 @@ pub struct CtaAgents {
     pub warps: u32,
     /// Device that executes the CTA, below 16.
     pub device: u8,
+    /// First agent of the cluster.
+    pub cluster_first: u32,
+    /// End of the cluster's agents.
+    pub cluster_end: u32,
     /// First agent of the launch.
     pub launch_first: u32,
     /// End of the launch's agents.
@@ -109,6 +119,16 @@ impl CtaAgents {
     /// Whether the agent belongs to this CTA.
     pub fn contains(&self, agent: AgentId) -> bool {
         agent.0.wrapping_sub(self.first) < self.warps + ASYNC_SLOTS
+    }
+
+    /// The agent whose only epoch, 1, stands for the CTA's start: the last queue, which nothing else uses.
+    pub fn start(&self) -> AgentId {
+        self.slot(ASYNC_SLOTS - 1)
+    }
+
+    /// Whether the agent belongs to this CTA's cluster.
+    pub fn cluster_contains(&self, agent: AgentId) -> bool {
+        (self.cluster_first..self.cluster_end).contains(&agent.0)
     }
 
     /// Whether the agent belongs to this CTA's launch.
@@ -222,7 +242,7 @@ mod tests {
 
     #[test]
     fn agents_locate_themselves() {
-        let launch = LaunchAgents { first: 1000, ctas: 3, warps: 4, device: 1 };
+        let launch = LaunchAgents { first: 1000, ctas: 3, warps: 4, device: 1, cluster: 1 };
         assert_eq!(launch.range().len() as u32, LaunchAgents::count(3, 4).unwrap());
         let cta = launch.cta(2);
         assert_eq!(launch.locate(cta.warp(3)), Some((2, Actor::Warp(3))));

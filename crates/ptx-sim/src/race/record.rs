@@ -154,6 +154,8 @@ impl Record {
         if let (Some(a), Some(b)) = (self.scope(), now.scope()) {
             let needed = if clock.cta().contains(self.agent()) {
                 Scope::Cta
+            } else if clock.cta().cluster_contains(self.agent()) {
+                Scope::Cluster
             } else if (self.meta ^ now.meta) >> DEVICE_SHIFT & 15 == 0 {
                 Scope::Gpu
             } else {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ptx::{Scope, Sem};
 
 use super::vector_clock::{Clock, Snapshot};
-use super::{Shadow, scope_of};
+use super::{AgentId, Shadow, scope_of};
 
 /// Hashes a cell number by one multiplication.
 #[derive(Default)]
@@ -67,6 +67,8 @@ impl SyncMap {
                 last = Some(&published.snapshot);
                 let needed = if published.cta == Some(clock.cta().first) {
                     Scope::Cta
+                } else if published.cta.is_some_and(|cta| clock.cta().cluster_contains(AgentId(cta))) {
+                    Scope::Cluster
                 } else if published.device == clock.cta().device {
                     Scope::Gpu
                 } else {

@@ -6,9 +6,9 @@ use ptx::{Scope, Sem};
 use super::*;
 
 /// Two CTAs of two warps on device 0.
-const LAUNCH: LaunchAgents = LaunchAgents { first: 100, ctas: 2, warps: 2, device: 0 };
+const LAUNCH: LaunchAgents = LaunchAgents { first: 100, ctas: 2, warps: 2, device: 0, cluster: 1 };
 /// On device 1.
-const PEER: LaunchAgents = LaunchAgents { first: 10_000, ctas: 1, warps: 2, device: 1 };
+const PEER: LaunchAgents = LaunchAgents { first: 10_000, ctas: 1, warps: 2, device: 1, cluster: 1 };
 const WEAK: Sem = Sem::Weak;
 
 fn clock(cta: u32, warp: u32) -> Clock {
@@ -353,7 +353,7 @@ fn accesses_cross_cells_and_pages() {
 
 #[test]
 fn every_concurrent_reader_is_remembered() {
-    let launch = LaunchAgents { first: 0, ctas: 1, warps: 32, device: 0 };
+    let launch = LaunchAgents { first: 0, ctas: 1, warps: 32, device: 0, cluster: 1 };
     let mut clocks: Vec<Clock> = (0..32).map(|w| Clock::new(launch.cta(0), w, AgentSet::new())).collect();
     for missing in 0..32 {
         let mut shadow = Shadow::new();
@@ -373,8 +373,8 @@ fn every_concurrent_reader_is_remembered() {
 
 #[test]
 fn a_crowd_of_readers_still_races_with_the_next_launch() {
-    let launch = LaunchAgents { first: 0, ctas: 100, warps: 1, device: 0 };
-    let next = LaunchAgents { first: launch.range().end, ctas: 1, warps: 1, device: 0 };
+    let launch = LaunchAgents { first: 0, ctas: 100, warps: 1, device: 0, cluster: 1 };
+    let next = LaunchAgents { first: launch.range().end, ctas: 1, warps: 1, device: 0, cluster: 1 };
     let mut shadow = Shadow::new();
     for cta in 0..100 {
         let c = Clock::new(launch.cta(cta), 0, AgentSet::new());
@@ -390,7 +390,7 @@ fn a_crowd_of_readers_still_races_with_the_next_launch() {
 
 #[test]
 fn launches_are_ordered_by_what_they_see() {
-    let next = LaunchAgents { first: LAUNCH.range().end, ctas: 1, warps: 1, device: 0 };
+    let next = LaunchAgents { first: LAUNCH.range().end, ctas: 1, warps: 1, device: 0, cluster: 1 };
     let (mut writer, mut memory) = (clock(1, 1), Memory::default());
     memory.store(&mut writer, DATA, WEAK).unwrap();
     let mut reader = Clock::new(next.cta(0), 0, AgentSet::new());

@@ -387,6 +387,18 @@ impl Clock {
         self.fenced = Some(Arc::new(fenced));
     }
 
+    /// Publishes into `target` what the fences of at least `scope` cover: a relaxed arrival after them.
+    pub fn release_fenced_into(&self, scope: Scope, target: &mut Snapshot) {
+        for fence in self.fences.iter().filter(|fence| fence.scope >= scope) {
+            target.join(&fence.snapshot);
+        }
+    }
+
+    /// Whether everything that the agent, which is no part of this CTA, did up to `epoch` happened before.
+    pub fn knows(&self, agent: AgentId, epoch: u32) -> bool {
+        self.is_after_all_lanes(agent, epoch)
+    }
+
     pub(super) fn fences(&self) -> &[ReleaseFence] {
         &self.fences
     }
@@ -430,7 +442,7 @@ mod tests {
     use super::super::agents::LaunchAgents;
     use super::*;
 
-    const LAUNCH: LaunchAgents = LaunchAgents { first: 0, ctas: 3, warps: 4, device: 0 };
+    const LAUNCH: LaunchAgents = LaunchAgents { first: 0, ctas: 3, warps: 4, device: 0, cluster: 1 };
 
     fn clock(cta: u32, warp: u32) -> Clock {
         Clock::new(LAUNCH.cta(cta), warp, AgentSet::new())
@@ -508,7 +520,7 @@ mod tests {
 
     #[test]
     fn whole_launches_replace_entries() {
-        let other = LaunchAgents { first: 5000, ctas: 2, warps: 4, device: 0 };
+        let other = LaunchAgents { first: 5000, ctas: 2, warps: 4, device: 0, cluster: 1 };
         let mut foreign = Clock::new(other.cta(1), 0, AgentSet::new());
         let mut a = clock(0, 0);
         a.acquire(&foreign.release(1));
@@ -542,7 +554,7 @@ mod tests {
 
     #[test]
     fn many_foreign_agents_merge_in_order() {
-        let launch = LaunchAgents { first: 0, ctas: 40, warps: 2, device: 0 };
+        let launch = LaunchAgents { first: 0, ctas: 40, warps: 2, device: 0, cluster: 1 };
         let mut snapshot = Snapshot::new();
         let mut clocks: Vec<Clock> =
             (0..80).map(|i| Clock::new(launch.cta(i * 7 % 40), i / 40, AgentSet::new())).collect();

@@ -116,7 +116,7 @@ impl Exec<'_> {
             let range = piece.offset as usize..(piece.offset + piece.len) as usize;
             self.cta.shared.expect(&self.program.ir, range).map_err(of_lane)?;
         }
-        let copy = CopyIn { issuer: self.issuer(lane), pieces, bytes, mbarrier };
+        let copy = CopyIn { issuer: self.issuer(lane), pieces, payload: None, bytes, mbarrier };
         self.world.effects += 1;
         if self.world.completes_at_once() {
             complete_copy(self.cta, &mut self.world.memory, &self.program.ir, &copy)
@@ -235,12 +235,17 @@ pub(crate) fn complete_copy(cta: &mut Cta, memory: &mut GlobalMemory, ir: &ptx::
     for piece in &copy.pieces {
         buffer.clear();
         buffer.resize(piece.len as usize, 0);
-        if let Some(address) = piece.address {
+        if let Some(payload) = &copy.payload {
+            buffer.copy_from_slice(payload);
+        } else if let Some(address) = piece.address {
             memory.read_checked(address, &mut buffer).map_err(|stop| stop.issued_by(copy.issuer))?;
         }
         cta.shared.arrive(piece.offset as usize, &buffer);
     }
-    let done = cta.mbarriers.get_mut(copy.mbarrier).and_then(|b| b.complete_tx(copy.bytes));
+    let done = cta.mbarriers.get_mut(copy.mbarrier).and_then(|b| match copy.payload {
+        Some(_) => b.complete_store(copy.bytes),
+        None => b.complete_tx(copy.bytes),
+    });
     if done.map_err(|e| mbar_fault(ir, &e, copy.mbarrier).issued_by(copy.issuer))? {
         cta.events += 1;
     }

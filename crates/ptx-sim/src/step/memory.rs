@@ -104,6 +104,7 @@ impl Exec<'_> {
                     }
                 }
             }
+            Space::Cluster => self.ld_cluster(sem, addr, size, &mut values)?,
             Space::Global => {
                 let addresses = self.global_addresses(addr)?;
                 let mut left = self.mask;
@@ -193,6 +194,7 @@ impl Exec<'_> {
                     }
                 }
             }
+            Space::Cluster => self.st_cluster(sem, addr, size, &values)?,
             Space::Global => {
                 let mut addresses = self.global_addresses(addr)?;
                 if size == 16
@@ -287,6 +289,7 @@ impl Exec<'_> {
                     old[lane] = was;
                 }
             }
+            Space::Cluster => return Err(Stop::unsupported(format!("atomic {op:?} on shared memory of the cluster"))),
             Space::Global => {
                 let addresses = self.global_addresses(addr)?;
                 for lane in Lanes(self.mask) {
@@ -332,9 +335,15 @@ impl Exec<'_> {
     /// A race in shared memory as a fault.
     #[cold]
     pub(super) fn shared_race(&self, race: &Race) -> Box<Stop> {
-        let stop = race_stop(race, &crate::shared::field(&self.program.ir, race.offset as usize));
-        stop.address(u64::from(crate::shared::BASE) + race.offset)
+        shared_race(&self.program.ir, race)
     }
+}
+
+/// A race in some CTA's shared memory as a fault.
+#[cold]
+pub(super) fn shared_race(ir: &ptx::KernelIr, race: &Race) -> Box<Stop> {
+    let stop = race_stop(race, &crate::shared::field(ir, race.offset as usize));
+    stop.address(u64::from(crate::shared::BASE) + race.offset)
 }
 
 /// A race in device memory as a fault.
@@ -371,7 +380,7 @@ fn past_benign(race: &Race, rest: u32, offsets: &Addresses, values: &[u128; LANE
 }
 
 #[cold]
-fn misaligned(address: u64, size: u32, lane: usize) -> Box<Stop> {
+pub(super) fn misaligned(address: u64, size: u32, lane: usize) -> Box<Stop> {
     Stop::new(TrapKind::Misaligned, format!("{size}-byte access is not aligned to its size"))
         .lane(lane as u32)
         .address(address)

@@ -1,5 +1,6 @@
 //! CTA barriers and mbarriers.
 
+use ptx::Scope;
 use ptx::op::{Address, Operand, RegId};
 
 use super::warp_ops::converge;
@@ -164,6 +165,7 @@ impl Exec<'_> {
         dst: RegId,
         addr: Address,
         parity: Operand,
+        scope: Scope,
         suspend: bool,
     ) -> Result<Flow, Box<Stop>> {
         let addresses = self.shared_addresses(addr)?;
@@ -172,7 +174,7 @@ impl Exec<'_> {
         for lane in Lanes(self.mask) {
             let offset = self.mbar_use(addresses[lane], lane)?;
             let barrier = self.cta.mbarriers.get(offset).map_err(|e| self.mbar_fault(&e, offset, lane))?;
-            if barrier.test_wait(parity[lane], self.clock) {
+            if barrier.test_wait(parity[lane], scope, self.clock) {
                 complete |= 1 << lane;
             }
         }

@@ -17,6 +17,8 @@ pub(super) fn is_aligned(op: &Op) -> bool {
         op,
         Op::BarSync { .. }
             | Op::BarArrive { .. }
+            | Op::ClusterArrive { .. }
+            | Op::ClusterWait
             | Op::Elect { .. }
             | Op::WgmmaFence
             | Op::Wgmma { .. }

@@ -4,6 +4,7 @@
 mod common;
 
 mod asynchronous;
+mod clusters;
 mod convergence;
 mod mbarriers;
 mod memory;
