@@ -8,13 +8,14 @@ use common::*;
 use dsa_core::ShapeError;
 use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::bf16;
+use dsa_core::numerics::order16::bits_of;
 use dsa_kernels::select::{IndexerSelect, SelectShape};
 use gpu::Device;
 
 const INFINITY: u16 = 0x7F80;
 const MINUS_INFINITY: u16 = 0xFF80;
 
-/// Top-k values of both CTA sizes, with partial and whole last rounds, one to eight vectors a thread.
+/// Top-k values with partial and whole rounds of output, one to four vectors a thread.
 const TOPKS: [usize; 6] = [128, 512, 640, 1024, 1920, 2048];
 
 /// Rows of the pattern, one of each length.
@@ -52,6 +53,32 @@ fn every_pattern_is_exact_either_side_of_every_edge() {
     });
 }
 
+/// Among listed vectors one digit decides, the distance from the K-th top, as long as it has a bin of its own.
+#[test]
+fn listed_keys_may_spread_beyond_the_bins() {
+    on_every_device(|device| {
+        for topk in [128, 2048] {
+            // The K-th top is `low`, the K-th key `distance` above it; `ties` more keys equal it.
+            let row = |distance: u16, ties: usize| -> Vec<u16> {
+                let (low, full) = (0x8100u16, topk / 8);
+                let mut vectors: Vec<[u16; 8]> = vec![[low + distance + 5; 8]; full];
+                vectors[full - 1][3] = low + distance;
+                vectors.extend((full..topk - 1).map(|i| {
+                    let top = if i - full < ties { low + distance } else { low + distance.saturating_sub(1).min(3) };
+                    [top, 0x7000, 1, 0x7000, 0x0100, 0x7000, 0x7000, 1]
+                }));
+                vectors.push([low; 8]);
+                vectors.extend(vec![[low - 1; 8]; 100]);
+                SplitMix64::new(u64::from(distance)).shuffle(&mut vectors);
+                vectors.concat().into_iter().map(bits_of).collect()
+            };
+            let distances = [0, 1, 31, 32, 2040, 2045, 2046, 2047, 2048, 2049, 4094, 20_000];
+            let rows = distances.iter().flat_map(|&d| [0, 1, 40].map(|ties| row(d, ties)));
+            check_select(device, &Rows::new(topk, rows.collect()));
+        }
+    });
+}
+
 #[test]
 fn the_largest_topk_is_exact() {
     on_every_device(|device| {
@@ -66,7 +93,7 @@ fn the_largest_topk_is_exact() {
 fn rows_of_several_rounds_of_tops_are_exact() {
     on_every_device(|device| {
         for topk in [128, 2048] {
-            // 16 tops a thread and round: 512 threads take 65,536 keys, 1024 take 131,072.
+            // 16 tops a thread and round.
             let round = 128 * SelectShape::new(1, topk, 64).unwrap().threads() as usize;
             let lengths = [65_535, 65_536, 65_537, round - 1, round, round + 1, 2 * round + 9];
             for pattern in [LogitPattern::Gaussian, LogitPattern::Ties, LogitPattern::AllEqual] {

@@ -4,10 +4,12 @@
 // Every test file uses its own part.
 #![allow(dead_code, unused_imports)]
 
+mod mutant;
 mod producer;
 mod scoring;
 mod selecting;
 
+pub use mutant::*;
 pub use producer::*;
 pub use scoring::*;
 pub use selecting::*;
