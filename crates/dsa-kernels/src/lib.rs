@@ -12,7 +12,7 @@
 pub mod cost;
 pub mod error;
 pub mod local_topk;
-mod rows;
+pub mod rows;
 pub mod score;
 pub mod select;
 pub mod table;

@@ -9,7 +9,7 @@ pub(crate) const TILE_SHIFT: u32 = TILE.trailing_zeros();
 
 /// `end` bounded to what the table and the scratch allow: at or below 0 is none, above `length_max` is `length_max`.
 #[track_caller]
-pub(crate) fn clamp_length(end: Reg<i32>, length_max: Reg<u32>) -> Reg<u32> {
+pub fn clamp_length(end: Reg<i32>, length_max: Reg<u32>) -> Reg<u32> {
     end.max(0).as_u32().min(length_max)
 }
 

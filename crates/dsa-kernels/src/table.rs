@@ -1,4 +1,4 @@
-//! Page tables of a step.
+//! Page tables of a step, and the checks of buffers that every launch makes.
 
 use gpu::View;
 
@@ -19,7 +19,10 @@ pub struct Table<'a> {
 
 impl Table<'_> {
     /// Checks that `requests` rows are there.
-    pub(crate) fn check(&self, kernel: &'static str, buffer: &'static str, requests: usize) -> Result<(), KernelError> {
+    ///
+    /// # Errors
+    /// Rows that overlap, or too few entries.
+    pub fn check(&self, kernel: &'static str, buffer: &'static str, requests: usize) -> Result<(), KernelError> {
         if self.stride < self.width {
             return Err(dsa_core::ShapeError::TableStrideTooSmall {
                 table: buffer,
@@ -37,17 +40,18 @@ impl Table<'_> {
 }
 
 /// Checks that a buffer has the elements that a step needs.
-pub(crate) fn check_len(
-    kernel: &'static str,
-    buffer: &'static str,
-    found: usize,
-    needed: usize,
-) -> Result<(), KernelError> {
+///
+/// # Errors
+/// If it has not.
+pub fn check_len(kernel: &'static str, buffer: &'static str, found: usize, needed: usize) -> Result<(), KernelError> {
     if found < needed { Err(KernelError::BufferTooShort { kernel, buffer, found, needed }) } else { Ok(()) }
 }
 
 /// Checks that a scratch buffer of `needed` elements starts where 16-byte accesses may.
-pub(crate) fn check_scratch(
+///
+/// # Errors
+/// Too few elements, or a misaligned start.
+pub fn check_scratch(
     kernel: &'static str,
     buffer: &'static str,
     view: &View<'_, u16>,
@@ -64,6 +68,9 @@ pub(crate) fn check_scratch(
 }
 
 /// A size as the kernels take it.
-pub(crate) fn word(kernel: &'static str, buffer: &'static str, n: usize) -> Result<u32, KernelError> {
+///
+/// # Errors
+/// A size of more than 32 bits.
+pub fn word(kernel: &'static str, buffer: &'static str, n: usize) -> Result<u32, KernelError> {
     u32::try_from(n).map_err(|_| KernelError::BufferTooShort { kernel, buffer, found: u32::MAX as usize, needed: n })
 }

@@ -1,0 +1,116 @@
+//! Why an exchange cannot be set up, or has failed.
+
+use dsa_core::ShapeError;
+use dsa_kernels::KernelError;
+
+use crate::rendezvous::RendezvousError;
+
+/// What a kernel waited for when its time ran out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// The words that a rank's local top-k pushes.
+    Words,
+    /// The list that a saturated rank's merge pushes.
+    Rescue,
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Waiting::Words => "local top-k words",
+            Waiting::Rescue => "rescue list",
+        })
+    }
+}
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DcpError {
+    /// A size outside the supported limits.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A launch that does not fit its buffers.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The device refused a module, an allocation or a launch.
+    #[error(transparent)]
+    Device(#[from] gpu::Error),
+    /// The builder refused a kernel.
+    #[error(transparent)]
+    Verify(#[from] ptx::VerifyError),
+    /// The ranks did not all come together.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// A merge whose candidates and ids do not fit a multiprocessor's shared memory.
+    #[error(
+        "a merge of {ranks} x {n} candidates, top-{topk}, over {context_len_max} tokens needs {needed} bytes of shared \
+         memory, {limit} are available: choose a smaller local top-N or a shorter context"
+    )]
+    MergeTooLarge {
+        /// Ranks.
+        ranks: usize,
+        /// Local top-N.
+        n: usize,
+        /// Top-k.
+        topk: usize,
+        /// Longest context, in tokens.
+        context_len_max: usize,
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes of one CTA at most.
+        limit: usize,
+    },
+    /// More or fewer rows than an exchange can hold.
+    #[error("{rows} exchange rows are outside 1..={max}")]
+    RowsOutOfRange {
+        /// Rows asked for.
+        rows: usize,
+        /// Most rows of a step.
+        max: usize,
+    },
+    /// A rank that set up another exchange than this one.
+    #[error("rank {peer} set up an exchange of {theirs}, rank {rank} one of {ours}")]
+    PeerMismatch {
+        /// This rank.
+        rank: usize,
+        /// The other.
+        peer: usize,
+        /// What this rank has.
+        ours: String,
+        /// What the other has.
+        theirs: String,
+    },
+    /// A group of another size than the shape's ranks.
+    #[error("the group has {group} ranks, the shape {shape}")]
+    GroupSize {
+        /// Ranks of the group.
+        group: usize,
+        /// Ranks of the shape.
+        shape: usize,
+    },
+    /// A merge built for another exchange.
+    #[error("the merge was built for {merge}, the exchange is one of {exchange}")]
+    WrongExchange {
+        /// What the merge expects.
+        merge: String,
+        /// What it was given.
+        exchange: String,
+    },
+    /// A rank's data did not arrive in time. The exchange does nothing more until [`reset`](crate::Exchange::reset).
+    #[error(
+        "rank {rank} waited in vain for the {waiting} of rank {peer}, row {row}, epoch {epoch}: reset the exchange"
+    )]
+    PeerLate {
+        /// This rank.
+        rank: usize,
+        /// The rank that did not deliver.
+        peer: usize,
+        /// Row of the step.
+        row: usize,
+        /// Epoch (of words) or sequence (of a list) that was expected.
+        epoch: u32,
+        /// What was waited for.
+        waiting: Waiting,
+    },
+}

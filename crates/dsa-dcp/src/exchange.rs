@@ -1,0 +1,183 @@
+//! The exchange of one device: the memory that peers write, its epochs, and its state of health.
+//!
+//! All layers of a device share one exchange. A row's epoch counter advances once per call, on every rank alike, eagerly
+//! launched or replayed from a graph: both share one space of epochs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dsa_kernels::local_topk::Push;
+use gpu::{Buffer, Device, Stream};
+
+use crate::error::DcpError;
+use crate::layout::{STATUS_WORDS, SymmetricLayout, decode_status};
+use crate::rendezvous::{PeerMemory, Rendezvous};
+use crate::shape::ExchangeShape;
+
+/// How long a kernel waits for another rank.
+pub const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a collective call waits for the other ranks.
+pub const COLLECTIVE_LIMIT: Duration = Duration::from_secs(60);
+
+/// The exchange of one rank. Cheap to clone; all clones are the same exchange.
+#[derive(Clone)]
+pub struct Exchange {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Device,
+    group: Arc<dyn Rendezvous>,
+    shape: ExchangeShape,
+    timeout: Duration,
+    memory: Arc<Buffer<u64>>,
+    /// Every rank's memory, for as long as this rank may write there.
+    _peer_memory: Vec<PeerMemory>,
+    peers: Buffer<u64>,
+    epochs: Buffer<u32>,
+    sequences: Buffer<u32>,
+    status: Buffer<u32>,
+}
+
+impl std::fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Exchange(rank {} of {}, {:?})", self.rank(), self.inner.shape, self.inner.device)
+    }
+}
+
+impl Exchange {
+    /// Sets up the exchange of `group` on `device`. Collective: every rank calls it with the same shape.
+    ///
+    /// # Errors
+    /// A group of another size, ranks with other shapes or that do not come, memory that cannot be shared.
+    pub fn new(device: &Device, group: Arc<dyn Rendezvous>, shape: ExchangeShape) -> Result<Self, DcpError> {
+        Self::with_timeout(device, group, shape, TIMEOUT)
+    }
+
+    /// As [`Exchange::new`] with another limit for how long a kernel waits for a rank.
+    ///
+    /// # Errors
+    /// As [`Exchange::new`].
+    pub fn with_timeout(
+        device: &Device,
+        group: Arc<dyn Rendezvous>,
+        shape: ExchangeShape,
+        timeout: Duration,
+    ) -> Result<Self, DcpError> {
+        if group.ranks() != shape.ranks() {
+            return Err(DcpError::GroupSize { group: group.ranks(), shape: shape.ranks() });
+        }
+        let rank = group.rank();
+        for (peer, theirs) in group.all_gather(&shape.encode(), COLLECTIVE_LIMIT)?.iter().enumerate() {
+            if *theirs != shape.encode() {
+                let (ours, theirs) = (shape.to_string(), ExchangeShape::describe(theirs));
+                return Err(DcpError::PeerMismatch { rank, peer, ours, theirs });
+            }
+        }
+        let words = SymmetricLayout::new(shape).bytes().div_ceil(8);
+        // Zeroed before any peer learns the address.
+        let memory = Arc::new(device.alloc_zeros::<u64>(words)?);
+        let epochs = device.alloc_zeros(shape.rows())?;
+        let sequences = device.alloc_zeros(shape.rows())?;
+        let status = device.alloc_zeros(STATUS_WORDS)?;
+        let peer_memory = group.share(device, memory.clone(), COLLECTIVE_LIMIT)?;
+        let addresses: Vec<u64> = peer_memory.iter().map(|peer| peer.address).collect();
+        let peers = device.upload(&addresses)?;
+        let inner = Inner {
+            device: device.clone(),
+            group,
+            shape,
+            timeout,
+            memory,
+            _peer_memory: peer_memory,
+            peers,
+            epochs,
+            sequences,
+            status,
+        };
+        Ok(Exchange { inner: Arc::new(inner) })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> ExchangeShape {
+        self.inner.shape
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.inner.group.rank()
+    }
+
+    /// How long a kernel waits for a rank.
+    pub fn timeout(&self) -> Duration {
+        self.inner.timeout
+    }
+
+    /// The group that it was set up with.
+    pub fn group(&self) -> &Arc<dyn Rendezvous> {
+        &self.inner.group
+    }
+
+    /// Where local top-k pushes its rows.
+    pub fn push(&self) -> Push<'_> {
+        Push {
+            peers: self.inner.peers.as_view(),
+            epochs: self.inner.epochs.as_view(),
+            status: self.inner.status.as_view(),
+            rank: self.rank(),
+            length_max: self.inner.shape.local_len_max(),
+        }
+    }
+
+    /// The memory that peers write, laid out by [`SymmetricLayout`].
+    pub fn memory(&self) -> &Buffer<u64> {
+        &self.inner.memory
+    }
+
+    /// `[rows]`: epoch of each row's last merge.
+    pub fn epochs(&self) -> &Buffer<u32> {
+        &self.inner.epochs
+    }
+
+    /// `[rows]`: sequence of each row's last rescue.
+    pub fn sequences(&self) -> &Buffer<u32> {
+        &self.inner.sequences
+    }
+
+    /// The status block, laid out by [`layout`](crate::layout).
+    pub fn status(&self) -> &Buffer<u32> {
+        &self.inner.status
+    }
+
+    /// Waits for `stream`, and says whether every exchange so far was complete. Not for the hot path.
+    ///
+    /// # Errors
+    /// [`DcpError::PeerLate`] for the first wait that ran out; the outputs of that step and of all since are empty.
+    pub fn check(&self, stream: &Stream) -> Result<(), DcpError> {
+        decode_status(&self.inner.status.copy_to_vec(stream)?, self.rank())
+    }
+
+    /// Starts over, as if newly set up. Collective; every rank's streams that use the exchange must be `stream` or idle.
+    ///
+    /// # Errors
+    /// Ranks that do not come; what the device reports.
+    pub fn reset(&self, stream: &Stream) -> Result<(), DcpError> {
+        let Inner { group, memory, epochs, sequences, status, .. } = &*self.inner;
+        stream.synchronize()?;
+        // Nobody's kernels write here any more.
+        group.all_gather(&[], COLLECTIVE_LIMIT)?;
+        memory.fill_bytes(stream, 0)?;
+        for words in [epochs, sequences, status] {
+            words.fill_bytes(stream, 0)?;
+        }
+        stream.synchronize()?;
+        // Everybody's memory is clear.
+        group.all_gather(&[], COLLECTIVE_LIMIT)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! The memory of an exchange that peers write: one allocation per rank, the same layout on every rank.
+//!
+//! | field | bytes | dtype | count | align | written by | read by |
+//! |---|---|---|---|---|---|---|
+//! | slots | `0..slots` | LL pairs, [`ll_slot`](dsa_core::layout::ll_slot) | 2 x ranks x rows x pairs | 16 | every rank's local top-k | merge |
+//! | rescue | `slots..slots + rescue` | [`b_row`](dsa_core::layout::b_row) of K: `[row][slot]` | rows x rescue slots | 16 | saturated ranks' merges | merge |
+//! | flags | to the end | u32 sequence: `[source rank][row]` | ranks x rows | 4 | saturated ranks' merges | merge |
+//!
+//! The status block is this rank's own:
+//!
+//! | field | words | dtype | count | align | written by | read by |
+//! |---|---|---|---|---|---|---|
+//! | what | 0 | u32: 0 works, 1 words late, 2 list late | 1 | 16 | merge | local top-k, merge, host |
+//! | row | 1 | u32 | 1 | 4 | merge | host |
+//! | rank | 2 | u32: who is late | 1 | 4 | merge | host |
+//! | epoch | 3 | u32: what was expected | 1 | 4 | merge | host |
+
+use dsa_core::layout::field::Field;
+
+use crate::error::{DcpError, Waiting};
+use crate::shape::ExchangeShape;
+
+/// Words of the status block.
+pub const STATUS_WORDS: usize = 4;
+/// `what` of words that are late.
+pub const LATE_WORDS: u32 = 1;
+/// `what` of a list that is late.
+pub const LATE_LIST: u32 = 2;
+
+/// Byte offsets of the shared fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SymmetricLayout {
+    shape: ExchangeShape,
+}
+
+impl SymmetricLayout {
+    /// The layout of an exchange.
+    pub fn new(shape: ExchangeShape) -> Self {
+        SymmetricLayout { shape }
+    }
+
+    /// First byte of the rescue lists; the slots end here.
+    pub fn rescue(&self) -> usize {
+        self.shape.slots().bytes()
+    }
+
+    /// Bytes of a list.
+    pub fn list_bytes(&self) -> usize {
+        self.shape.list().words() * 4
+    }
+
+    /// First byte of the flags; the lists end here.
+    pub fn flags(&self) -> usize {
+        self.rescue() + self.shape.rows() * self.shape.rescue_slots() * self.list_bytes()
+    }
+
+    /// Bytes in use.
+    pub fn bytes(&self) -> usize {
+        self.flags() + self.shape.ranks() * self.shape.rows() * 4
+    }
+
+    /// The first table above.
+    pub fn fields(&self) -> [Field; 3] {
+        let (slots, lists) = (self.rescue() / 16, self.shape.rows() * self.shape.rescue_slots());
+        let field = |name, bytes, element_bytes, count, align| Field { name, bytes, element_bytes, count, align };
+        [
+            field("slots", 0..self.rescue(), 16, slots, 16),
+            field("rescue", self.rescue()..self.flags(), self.list_bytes(), lists, 16),
+            field("flags", self.flags()..self.bytes(), 4, self.shape.ranks() * self.shape.rows(), 4),
+        ]
+    }
+}
+
+/// What a status block of `rank` says.
+///
+/// # Errors
+/// [`DcpError::PeerLate`] unless the exchange works.
+pub fn decode_status(status: &[u32], rank: usize) -> Result<(), DcpError> {
+    let waiting = match status[0] {
+        0 => return Ok(()),
+        LATE_WORDS => Waiting::Words,
+        _ => Waiting::Rescue,
+    };
+    let (row, peer, epoch) = (status[1] as usize, status[2] as usize, status[3]);
+    Err(DcpError::PeerLate { rank, peer, row, epoch, waiting })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsa_core::Ownership;
+    use dsa_core::layout::field::tiles;
+
+    #[test]
+    fn fields_tile_the_memory_in_vectors() {
+        for (ranks, rows, n, topk) in [(1, 1, 128, 256), (3, 5, 384, 512), (16, 7, 512, 2048), (8, 64, 128, 4096)] {
+            let own = Ownership::new(ranks, 1).unwrap();
+            let layout = SymmetricLayout::new(ExchangeShape::new(own, rows, n, topk, 4096).unwrap());
+            assert!(tiles(&layout.fields(), layout.bytes()));
+            assert!(layout.list_bytes().is_multiple_of(16), "lists are written 16 bytes at a time");
+        }
+    }
+
+    #[test]
+    fn a_status_names_who_is_late() {
+        assert!(decode_status(&[0; 4], 3).is_ok());
+        let late = decode_status(&[2, 5, 1, 77], 3).unwrap_err();
+        let text = "rank 3 waited in vain for the rescue list of rank 1, row 5, epoch 77: reset the exchange";
+        assert_eq!(late.to_string(), text);
+        let late = decode_status(&[1, 0, 2, 1], 0).unwrap_err();
+        assert!(matches!(late, DcpError::PeerLate { rank: 0, peer: 2, row: 0, epoch: 1, waiting: Waiting::Words }));
+    }
+}

@@ -1,0 +1,22 @@
+//! Decode context parallelism: a context's keys are spread over up to 16 ranks, and each row's top-k is found over all of
+//! them, exactly.
+//!
+//! Every rank's [local top-k](dsa_kernels::local_topk) pushes its first N keys of a row to every rank
+//! ([`Exchange`]); [`ExchangeMerge`] then picks the first K of all, asks the ranks that may still hide some for more, and
+//! writes the KV rows that this rank owns. The ids equal those of a single rank that holds the whole context.
+//!
+//! A rank that does not answer in time becomes a [`DcpError::PeerLate`]; [`Exchange::reset`] restores service.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod exchange;
+pub mod layout;
+pub mod merge;
+pub mod rendezvous;
+pub mod shape;
+
+pub use error::{DcpError, Waiting};
+pub use exchange::Exchange;
+pub use merge::{ExchangeMerge, MergeShape, MergeStep};
+pub use rendezvous::{InProcess, Rendezvous, RendezvousError};
+pub use shape::ExchangeShape;

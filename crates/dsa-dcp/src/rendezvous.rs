@@ -1,0 +1,212 @@
+//! How the ranks of a group find each other: an all-gather of bytes, and each other's memory.
+//!
+//! [`in_process`] is for ranks that are threads of one process. A process per rank implements [`Rendezvous`] over whatever
+//! it already has.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use gpu::{Buffer, Device};
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::DcpError;
+
+/// Why ranks did not come together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RendezvousError {
+    /// Not everybody came in time.
+    #[error("rank {rank} waited {limit:?} for rank {missing}, which did not come")]
+    Timeout {
+        /// This rank.
+        rank: usize,
+        /// The first rank that is missing.
+        missing: usize,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// Another rank has given up on this group.
+    #[error("rank {by} has given up on the group")]
+    Abandoned {
+        /// Who.
+        by: usize,
+    },
+}
+
+/// Another rank's memory as this rank's kernels address it.
+#[derive(Debug, Clone)]
+pub struct PeerMemory {
+    /// Address on this rank's device.
+    pub address: u64,
+    /// Keeps the memory, if it can be kept from here.
+    pub keep: Option<Arc<Buffer<u64>>>,
+}
+
+/// One rank of a group. Calls are collective: every rank makes the same ones in the same order.
+pub trait Rendezvous: Send + Sync {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// Ranks of the group.
+    fn ranks(&self) -> usize;
+
+    /// Every rank's bytes, by rank.
+    ///
+    /// # Errors
+    /// [`RendezvousError`] if the others do not come within `limit`.
+    fn all_gather(&self, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, RendezvousError>;
+
+    /// Makes every rank's `memory` accessible to the kernels of this rank's `device`, and returns them by rank.
+    ///
+    /// # Errors
+    /// Ranks that do not come within `limit`, or memory that this device cannot access.
+    fn share(&self, device: &Device, memory: Arc<Buffer<u64>>, limit: Duration) -> Result<Vec<PeerMemory>, DcpError>;
+}
+
+/// What a rank brings to a round.
+#[derive(Clone)]
+struct Deposit {
+    bytes: Vec<u8>,
+    memory: Option<Arc<Buffer<u64>>>,
+}
+
+/// One collective call.
+struct Round {
+    number: u64,
+    deposits: Vec<Option<Deposit>>,
+    taken: usize,
+}
+
+#[derive(Default)]
+struct State {
+    rounds: Vec<Round>,
+    abandoned_by: Option<usize>,
+}
+
+struct Meeting {
+    ranks: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A rank of a group of threads in one process.
+pub struct InProcess {
+    rank: usize,
+    next: AtomicU64,
+    meeting: Arc<Meeting>,
+}
+
+/// The members of a group of `ranks` threads, by rank.
+pub fn in_process(ranks: usize) -> Vec<InProcess> {
+    let meeting = Arc::new(Meeting { ranks, state: Mutex::default(), changed: Condvar::new() });
+    (0..ranks).map(|rank| InProcess { rank, next: AtomicU64::new(0), meeting: meeting.clone() }).collect()
+}
+
+impl InProcess {
+    /// Everybody's deposits of this rank's next round.
+    fn meet(&self, deposit: Deposit, limit: Duration) -> Result<Vec<Deposit>, RendezvousError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let deadline = Instant::now() + limit;
+        let Meeting { ranks, state, changed } = &*self.meeting;
+        let mut state = state.lock();
+        if !state.rounds.iter().any(|round| round.number == number) {
+            state.rounds.push(Round { number, deposits: vec![None; *ranks], taken: 0 });
+        }
+        let at = |state: &State| state.rounds.iter().position(|round| round.number == number).expect("until all took");
+        let round = at(&state);
+        state.rounds[round].deposits[self.rank] = Some(deposit);
+        changed.notify_all();
+        loop {
+            if let Some(by) = state.abandoned_by {
+                return Err(RendezvousError::Abandoned { by });
+            }
+            let round = at(&state);
+            let Some(missing) = state.rounds[round].deposits.iter().position(Option::is_none) else { break };
+            if changed.wait_until(&mut state, deadline).timed_out()
+                && state.rounds[at(&state)].deposits[missing].is_none()
+            {
+                state.abandoned_by = Some(self.rank);
+                changed.notify_all();
+                return Err(RendezvousError::Timeout { rank: self.rank, missing, limit });
+            }
+        }
+        let round = at(&state);
+        let deposits = state.rounds[round].deposits.iter().flatten().cloned().collect();
+        state.rounds[round].taken += 1;
+        if state.rounds[round].taken == *ranks {
+            state.rounds.swap_remove(round);
+        }
+        Ok(deposits)
+    }
+}
+
+impl Rendezvous for InProcess {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.meeting.ranks
+    }
+
+    fn all_gather(&self, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, RendezvousError> {
+        let all = self.meet(Deposit { bytes: bytes.to_vec(), memory: None }, limit)?;
+        Ok(all.into_iter().map(|deposit| deposit.bytes).collect())
+    }
+
+    fn share(&self, device: &Device, memory: Arc<Buffer<u64>>, limit: Duration) -> Result<Vec<PeerMemory>, DcpError> {
+        let all = self.meet(Deposit { bytes: Vec::new(), memory: Some(memory) }, limit)?;
+        all.into_iter()
+            .map(|deposit| {
+                let memory = deposit.memory.expect("every rank makes the same calls");
+                if !device.same(memory.device()) {
+                    device.peer_access(memory.device())?;
+                }
+                Ok(PeerMemory { address: memory.ptr().address(), keep: Some(memory) })
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn every_rank_gets_every_rank_s_bytes_round_by_round() {
+        let members = in_process(5);
+        std::thread::scope(|scope| {
+            for member in &members {
+                scope.spawn(move || {
+                    for round in 0..200u8 {
+                        let got = member.all_gather(&[member.rank() as u8, round], LIMIT).unwrap();
+                        let want: Vec<_> = (0..5).map(|rank| vec![rank, round]).collect();
+                        assert_eq!(got, want);
+                    }
+                });
+            }
+        });
+        assert!(members[0].meeting.state.lock().rounds.is_empty(), "nothing is left behind");
+    }
+
+    #[test]
+    fn a_missing_rank_is_named_in_time_and_finds_the_group_abandoned() {
+        let members = in_process(3);
+        let limit = Duration::from_millis(50);
+        let errors: Vec<_> = std::thread::scope(|scope| {
+            let calls = [0, 2].map(|rank| {
+                scope.spawn({
+                    let member = &members[rank];
+                    move || member.all_gather(&[], limit).unwrap_err()
+                })
+            });
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
+        });
+        assert!(errors.iter().any(|e| matches!(e, RendezvousError::Timeout { missing: 1, .. })), "{errors:?}");
+        let late = members[1].all_gather(&[], LIMIT).unwrap_err();
+        assert!(matches!(late, RendezvousError::Abandoned { by: 0 | 2 }));
+    }
+}

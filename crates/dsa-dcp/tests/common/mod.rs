@@ -1,0 +1,496 @@
+//! Groups of ranks that run whole exchanges and are held to a single rank's answer. One body, two executors: as many
+//! simulated devices as ranks always, and all ranks on one GPU when there is one.
+
+// Every test file uses its own part.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dsa_core::consts::{KEYS_PER_TOP, PAGE};
+use dsa_core::generate::SplitMix64;
+use dsa_core::layout::ll_slot::next_epoch;
+use dsa_core::layout::pitched_scratch::PitchedScratch;
+use dsa_core::numerics::order16::canonical_logit;
+use dsa_core::oracle::merge::{Saturation, merge_ids, owned_rows, two_rounds};
+use dsa_core::oracle::score::tops;
+use dsa_core::oracle::select::select_ids;
+use dsa_core::{KvShape, Ownership};
+use dsa_dcp::merge::{MergeArgs, build as build_merge};
+use dsa_dcp::rendezvous::in_process;
+use dsa_dcp::{DcpError, Exchange, ExchangeMerge, ExchangeShape, MergeShape, MergeStep, Rendezvous};
+use dsa_kernels::Table;
+use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkArgs, LocalTopkStep, build as build_local};
+use gpu::{Buffer, Device, Graph, SimConfig, Stream};
+use ptx::{Kernel, KernelIr, Target};
+
+/// What outputs hold before a run.
+pub const POISON: u8 = 0xA5;
+/// [`POISON`] as the outputs' elements.
+pub const POISON32: i32 = i32::from_ne_bytes([POISON; 4]);
+/// Elements after each output that must keep the poison.
+pub const GUARD: usize = 64;
+
+/// What a group of ranks is built for.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub ranks: usize,
+    pub interleave: usize,
+    pub n: usize,
+    pub topk: usize,
+    pub q: usize,
+    pub page: usize,
+    pub context_len_max: usize,
+    /// Rows of the exchange.
+    pub rows: usize,
+    pub foreign: bool,
+    pub timeout: Duration,
+}
+
+impl Spec {
+    /// One row per request, tokens dealt singly, pages of 64, 4 exchange rows, contexts up to 8192 tokens.
+    pub fn new(ranks: usize, n: usize, topk: usize) -> Spec {
+        Spec {
+            ranks,
+            interleave: 1,
+            n,
+            topk,
+            q: 1,
+            page: 64,
+            context_len_max: 8192,
+            rows: 4,
+            foreign: false,
+            timeout: Duration::from_millis(200),
+        }
+    }
+
+    pub fn own(&self) -> Ownership {
+        Ownership::new(self.ranks, self.interleave).unwrap()
+    }
+
+    pub fn exchange(&self) -> ExchangeShape {
+        ExchangeShape::new(self.own(), self.rows, self.n, self.topk, self.context_len_max).unwrap()
+    }
+
+    pub fn merge(&self) -> MergeShape {
+        let shape = MergeShape::new(self.exchange(), self.q, self.page).unwrap();
+        shape.with_ids(true).with_foreign_logits(self.foreign)
+    }
+}
+
+/// Rewrites a kernel's instruction list, for tests that break it.
+pub type Rewrite<'a> = &'a dyn Fn(&mut KernelIr);
+
+/// One rank.
+pub struct Rank {
+    pub device: Device,
+    pub stream: Stream,
+    pub exchange: Exchange,
+    pub local_topk: IndexerLocalTopk,
+    pub merge: ExchangeMerge,
+}
+
+/// All ranks, in one process.
+pub struct Group {
+    pub spec: Spec,
+    pub ranks: Vec<Rank>,
+}
+
+/// Runs `body` as every rank at once.
+pub fn as_every_rank<T: Send>(ranks: usize, body: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || body(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+impl Group {
+    /// On a machine of its own, one device per rank.
+    pub fn simulated(spec: &Spec, config: SimConfig) -> Group {
+        let devices = Device::simulated_group(SimConfig { devices: spec.ranks, ..config });
+        Group::new(spec, &devices, None, None)
+    }
+
+    /// With kernels rewritten, if asked.
+    pub fn new(spec: &Spec, devices: &[Device], local: Option<Rewrite<'_>>, merge: Option<Rewrite<'_>>) -> Group {
+        let mut local_topk =
+            build_local(&spec.exchange().local_topk().unwrap().with_foreign_logits(spec.foreign), Target::Sm90a)
+                .unwrap();
+        if let Some(rewrite) = local {
+            let mut ir = KernelIr::clone(local_topk.ir());
+            rewrite(&mut ir);
+            local_topk = Kernel::<LocalTopkArgs>::from_ir(ir).unwrap();
+        }
+        let mut merged = build_merge(&spec.merge(), Target::Sm90a).unwrap();
+        if let Some(rewrite) = merge {
+            let mut ir = KernelIr::clone(merged.ir());
+            rewrite(&mut ir);
+            merged = Kernel::<MergeArgs>::from_ir(ir).unwrap();
+        }
+        let members: Vec<Arc<dyn Rendezvous>> =
+            in_process(spec.ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>).collect();
+        let ranks = as_every_rank(spec.ranks, |rank| {
+            let device = devices[rank].clone();
+            let shape = spec.exchange().local_topk().unwrap().with_foreign_logits(spec.foreign);
+            Rank {
+                stream: device.stream().unwrap(),
+                exchange: Exchange::with_timeout(&device, members[rank].clone(), spec.exchange(), spec.timeout)
+                    .unwrap(),
+                local_topk: IndexerLocalTopk::from_kernel(&device, shape, &local_topk).unwrap(),
+                merge: ExchangeMerge::from_kernel(&device, spec.merge(), &merged).unwrap(),
+                device,
+            }
+        });
+        Group { spec: spec.clone(), ranks }
+    }
+
+    /// Launches a call on `ranks`. The local top-k of all first: ranks that share a GPU may share its launch queues.
+    pub fn launch_on(&self, layer: &Layer, ranks: &[usize]) -> Result<(), DcpError> {
+        for &rank in ranks {
+            let Rank { stream, exchange, local_topk, .. } = &self.ranks[rank];
+            local_topk.launch(stream, &layer.local_step(rank, Some(exchange)))?;
+        }
+        for &rank in ranks {
+            let Rank { stream, exchange, merge, .. } = &self.ranks[rank];
+            merge.launch(stream, exchange, &layer.merge_step(rank))?;
+        }
+        Ok(())
+    }
+
+    /// Launches a call on every rank.
+    pub fn launch(&self, layer: &Layer) {
+        self.launch_on(layer, &(0..self.spec.ranks).collect::<Vec<_>>()).unwrap();
+    }
+
+    /// Every rank's verdict on the exchanges so far.
+    pub fn check(&self) -> Vec<Result<(), DcpError>> {
+        self.ranks.iter().map(|rank| rank.exchange.check(&rank.stream)).collect()
+    }
+
+    /// Resets every rank.
+    pub fn reset(&self) {
+        let results = as_every_rank(self.spec.ranks, |rank| {
+            let Rank { stream, exchange, .. } = &self.ranks[rank];
+            exchange.reset(stream)
+        });
+        results.into_iter().for_each(|result| result.unwrap());
+    }
+
+    /// Launches, and compares with a single rank. Round 2 takes place for exactly the rows for which the oracle has one.
+    #[track_caller]
+    pub fn run(&self, layer: &Layer) {
+        layer.poison(self);
+        let before = self.counters();
+        self.launch(layer);
+        self.check().into_iter().for_each(|verdict| verdict.unwrap());
+        layer.verify(self);
+        let rescued = layer.rescued();
+        for (rank, (before, after)) in before.into_iter().zip(self.counters()).enumerate() {
+            for (row, rescued) in rescued.iter().enumerate() {
+                let [epoch, sequence] = [before[0][row], before[1][row]];
+                let next = if *rescued { next_epoch(sequence) } else { sequence };
+                assert_eq!(
+                    [after[0][row], after[1][row]],
+                    [next_epoch(epoch), next],
+                    "counters of rank {rank}, row {row}"
+                );
+            }
+        }
+    }
+
+    /// Every rank's epochs and sequences.
+    pub fn counters(&self) -> Vec<[Vec<u32>; 2]> {
+        let of = |Rank { exchange, stream, .. }: &Rank| {
+            [exchange.epochs(), exchange.sequences()].map(|words| words.copy_to_vec(stream).unwrap())
+        };
+        self.ranks.iter().map(of).collect()
+    }
+
+    /// A call on one rank as a graph.
+    pub fn capture(&self, layers: &[&Layer], rank: usize) -> Graph {
+        let Rank { stream, exchange, local_topk, merge, .. } = &self.ranks[rank];
+        Graph::capture(stream, |stream| {
+            for layer in layers {
+                local_topk.launch(stream, &layer.local_step(rank, Some(exchange))).unwrap();
+                merge.launch(stream, exchange, &layer.merge_step(rank)).unwrap();
+            }
+            Ok(())
+        })
+        .unwrap()
+    }
+}
+
+/// One rank's buffers of a layer.
+pub struct Buffers {
+    pub logits: Buffer<u16>,
+    pub tops: Buffer<u16>,
+    pub row_ends: Buffer<i32>,
+    pub table: Buffer<i32>,
+    pub b_rows: Buffer<u32>,
+    pub counts: Buffer<i32>,
+    pub rows_out: Buffer<i32>,
+    pub valid_out: Buffer<i32>,
+    pub ids: Buffer<i32>,
+}
+
+/// The logits of a step over all ranks, dealt out.
+pub struct Layer {
+    spec: Spec,
+    /// Per live row, in global order.
+    pub rows: Vec<Vec<u16>>,
+    /// Rows that take part without keys.
+    pub spare: usize,
+    table: Vec<Vec<i32>>,
+    pub buffers: Vec<Buffers>,
+}
+
+const BLOCK_ROWS_EXTRA: usize = 3;
+
+impl Layer {
+    /// `rows` live rows and `spare` others, on the devices of `group`.
+    pub fn new(group: &Group, rows: Vec<Vec<u16>>, spare: usize) -> Layer {
+        let spec = group.spec.clone();
+        let canonical = |row: Vec<u16>| match spec.foreign {
+            true => row,
+            false => row.into_iter().map(canonical_logit).collect::<Vec<_>>(),
+        };
+        let rows: Vec<Vec<u16>> = rows.into_iter().map(canonical).collect();
+        assert!(rows.len().is_multiple_of(spec.q) && rows.iter().all(|row| row.len() <= spec.context_len_max));
+        let width = spec.exchange().local_len_max().div_ceil(spec.page);
+        let requests = rows.len() / spec.q;
+        let table = (0..spec.ranks)
+            .map(|rank| {
+                let mut blocks: Vec<i32> = (0..(requests * width) as i32).collect();
+                SplitMix64::new(rank as u64).shuffle(&mut blocks);
+                blocks
+            })
+            .collect();
+        let mut layer = Layer { spec, rows, spare, table, buffers: Vec::new() };
+        layer.buffers = (0..group.spec.ranks).map(|rank| layer.on_device(&group.ranks[rank], rank)).collect();
+        layer.poison(group);
+        layer
+    }
+
+    fn total(&self) -> usize {
+        self.rows.len() + self.spare
+    }
+
+    fn scratch(&self) -> PitchedScratch {
+        PitchedScratch::new(self.rows.len(), self.spec.exchange().local_len_max())
+    }
+
+    /// The logits of `row` that `rank` holds.
+    fn dealt(&self, row: usize, rank: usize) -> Vec<u16> {
+        let own = self.spec.own();
+        let row = &self.rows[row];
+        (0..own.local_len(rank, row.len())).map(|local| row[own.global_of(rank, local)]).collect()
+    }
+
+    /// Lays a rank's logits out as the pitched score does: only pages that hold keys are written.
+    fn on_device(&self, on: &Rank, rank: usize) -> Buffers {
+        let (device, stream, scratch) = (&on.device, &on.stream, self.scratch());
+        let logits = device.alloc::<u16>(scratch.logits_len()).unwrap();
+        let all_tops = device.alloc::<u16>(scratch.tops_len()).unwrap();
+        if !device.info().simulated {
+            logits.fill_bytes(stream, 0x7F).unwrap();
+            all_tops.fill_bytes(stream, 0xFF).unwrap();
+        }
+        let mut ends = Vec::new();
+        for row in 0..self.rows.len() {
+            let values = self.dealt(row, rank);
+            ends.push(values.len() as i32);
+            let mut padded = values.clone();
+            padded.resize(values.len().next_multiple_of(PAGE), 0x7F80); // +infinity past the end
+            let at = scratch.row_start(row);
+            logits.view(at..at + padded.len()).unwrap().copy_from(stream, &padded).unwrap();
+            let mut row_tops = tops(&values, values.len());
+            row_tops.resize(padded.len() / KEYS_PER_TOP, 0);
+            let at = at / KEYS_PER_TOP;
+            all_tops.view(at..at + row_tops.len()).unwrap().copy_from(stream, &row_tops).unwrap();
+        }
+        let (total, topk) = (self.total(), self.spec.topk);
+        Buffers {
+            logits,
+            tops: all_tops,
+            row_ends: device.upload(&ends).unwrap(),
+            table: device.upload(&self.table[rank]).unwrap(),
+            b_rows: device.alloc(total * self.spec.exchange().words().words()).unwrap(),
+            counts: device.alloc(total).unwrap(),
+            rows_out: device.alloc(total * topk + GUARD).unwrap(),
+            valid_out: device.alloc(total + GUARD).unwrap(),
+            ids: device.alloc(total * topk + GUARD).unwrap(),
+        }
+    }
+
+    pub fn poison(&self, group: &Group) {
+        for (buffers, rank) in self.buffers.iter().zip(&group.ranks) {
+            for output in [&buffers.rows_out, &buffers.valid_out, &buffers.ids] {
+                output.fill_bytes(&rank.stream, POISON).unwrap();
+            }
+        }
+    }
+
+    pub fn local_step<'a>(&'a self, rank: usize, exchange: Option<&'a Exchange>) -> LocalTopkStep<'a> {
+        let buffers = &self.buffers[rank];
+        LocalTopkStep {
+            logits: buffers.logits.as_view(),
+            tops: buffers.tops.as_view(),
+            pitch: self.scratch().pitch(),
+            row_ends: buffers.row_ends.as_view(),
+            length_max: self.spec.exchange().local_len_max(),
+            out: buffers.b_rows.as_view(),
+            counts: buffers.counts.as_view(),
+            push: exchange.map(Exchange::push),
+        }
+    }
+
+    fn kv(&self) -> KvShape {
+        KvShape::new(self.spec.page, self.spec.page + BLOCK_ROWS_EXTRA, 0).unwrap()
+    }
+
+    pub fn merge_step(&self, rank: usize) -> MergeStep<'_> {
+        let buffers = &self.buffers[rank];
+        let (total, topk) = (self.total(), self.spec.topk);
+        let width = self.spec.exchange().local_len_max().div_ceil(self.spec.page);
+        MergeStep {
+            logits: buffers.logits.as_view(),
+            tops: buffers.tops.as_view(),
+            pitch: self.scratch().pitch(),
+            row_ends: buffers.row_ends.as_view(),
+            length_max: self.spec.exchange().local_len_max(),
+            table: Table { ids: buffers.table.as_view(), stride: width, width },
+            kv: self.kv(),
+            rows_out: buffers.rows_out.view(..total * topk).unwrap(),
+            valid_out: buffers.valid_out.view(..total).unwrap(),
+            ids: Some(buffers.ids.view(..total * topk).unwrap()),
+        }
+    }
+
+    /// Which rows need a second round.
+    fn rescued(&self) -> Vec<bool> {
+        let Spec { n, topk, .. } = self.spec;
+        let rescued = |row: usize| {
+            let dealt: Vec<_> = (0..self.spec.ranks).map(|rank| self.dealt(row, rank)).collect();
+            !two_rounds(&dealt, self.spec.own(), n, topk, Saturation::FullKey).saturated.is_empty()
+        };
+        (0..self.total()).map(|row| row < self.rows.len() && rescued(row)).collect()
+    }
+
+    /// What `rank` must have written: (ids, rows, counts).
+    pub fn expected(&self, rank: usize) -> [Vec<i32>; 3] {
+        let (own, topk) = (self.spec.own(), self.spec.topk);
+        let width = self.spec.exchange().local_len_max().div_ceil(self.spec.page);
+        let [mut ids, mut rows, mut counts] = [const { Vec::new() }; 3];
+        for row in 0..self.total() {
+            let global: &[u16] = self.rows.get(row).map_or(&[], |row| row);
+            let selected = select_ids(global, topk);
+            let dealt: Vec<Vec<u16>> = (0..self.spec.ranks)
+                .map(|rank| self.rows.get(row).map_or(Vec::new(), |_| self.dealt(row, rank)))
+                .collect();
+            assert_eq!(merge_ids(&dealt, own, topk), selected, "the oracles agree");
+            let table = &self.table[rank];
+            let physical = |local: usize| {
+                let block = table[row / self.spec.q * width + local / self.spec.page] as usize;
+                (block * self.kv().block_rows() + local % self.spec.page) as i32
+            };
+            let mut owned = owned_rows(&selected, rank, own, physical);
+            counts.push(owned.len() as i32);
+            owned.resize(topk, -1);
+            rows.extend(owned);
+            let mut selected: Vec<i32> = selected.into_iter().map(|id| id as i32).collect();
+            selected.resize(topk, -1);
+            ids.extend(selected);
+        }
+        [ids, rows, counts]
+    }
+
+    /// What `rank` has written; what follows each output must be poison.
+    pub fn read(&self, group: &Group, rank: usize) -> [Vec<i32>; 3] {
+        let (buffers, stream) = (&self.buffers[rank], &group.ranks[rank].stream);
+        [&buffers.ids, &buffers.rows_out, &buffers.valid_out].map(|output| {
+            let mut values = output.copy_to_vec(stream).unwrap();
+            let guard = values.split_off(values.len() - GUARD);
+            assert!(guard.iter().all(|x| *x == POISON32), "a write past an output of rank {rank}");
+            values
+        })
+    }
+
+    /// Every rank has a single rank's ids, and exactly its own rows of them.
+    #[track_caller]
+    pub fn verify(&self, group: &Group) {
+        if let Err(difference) = self.difference(group) {
+            panic!("{difference}\n{:?}", self.spec);
+        }
+        let counts: Vec<Vec<i32>> = (0..self.spec.ranks).map(|rank| self.read(group, rank)[2].clone()).collect();
+        for row in 0..self.total() {
+            let sum: i32 = counts.iter().map(|counts| counts[row]).sum();
+            let keys = self.rows.get(row).map_or(0, Vec::len);
+            assert_eq!(sum as usize, keys.min(self.spec.topk), "row {row}: the ranks' counts together");
+        }
+    }
+
+    /// The first difference from the oracle.
+    pub fn difference(&self, group: &Group) -> Result<(), String> {
+        for rank in 0..self.spec.ranks {
+            let (got, want) = (self.read(group, rank), self.expected(rank));
+            for (name, per_row, output) in [("id", self.spec.topk, 0), ("row", self.spec.topk, 1), ("count", 1, 2)] {
+                if let Some(at) = (0..want[output].len()).find(|&i| got[output][i] != want[output][i]) {
+                    let (row, slot) = (at / per_row, at % per_row);
+                    let (got, want) = (got[output][at], want[output][at]);
+                    return Err(format!("rank {rank}, row {row}, slot {slot}: {name} {got}, want {want}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every output of `rank` is empty.
+    pub fn is_empty(&self, group: &Group, rank: usize) -> bool {
+        let [ids, rows, counts] = self.read(group, rank);
+        ids.iter().chain(&rows).all(|x| *x == -1) && counts.iter().all(|x| *x == 0)
+    }
+}
+
+/// Runs `body` on simulated devices in fixed order.
+pub fn on_sim(spec: &Spec, body: impl Fn(&Group)) {
+    body(&Group::simulated(spec, sim_config()));
+}
+
+/// Runs `body` on simulated devices in fixed orders and in `seeds` random ones.
+pub fn in_every_order(spec: &Spec, seeds: u64, body: impl Fn(&Group)) {
+    for config in std::iter::once(sim_config()).chain((1..=seeds).map(SimConfig::seeded)) {
+        body(&Group::simulated(spec, config));
+    }
+}
+
+/// Runs `body` with every rank on the one GPU, each with its own stream and memory, if there is one.
+///
+/// At most 8 ranks: more streams than the driver has queues could order one rank's merge before another's push.
+pub fn on_gpu(spec: &Spec, body: impl Fn(&Group)) {
+    assert!(spec.ranks <= 8);
+    match Device::cuda(0) {
+        Ok(device) => body(&Group::new(spec, &vec![device; spec.ranks], None, None)),
+        Err(error) => println!("SKIPPED: no CUDA device ({error})"),
+    }
+}
+
+/// The simulator, seeded by `SIM_SEED` if that is set.
+pub fn sim_config() -> SimConfig {
+    match std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => SimConfig::seeded(seed),
+        None => SimConfig::default(),
+    }
+}
+
+/// A row of `len` logits whose keys fall from rank to rank: all of the first top-k lie on `favourite`.
+pub fn on_one_rank(spec: &Spec, favourite: usize, len: usize, seed: u64) -> Vec<u16> {
+    let own = spec.own();
+    let mut rng = SplitMix64::new(seed);
+    (0..len)
+        .map(|id| {
+            let level = if own.rank_of(id) == favourite { 0x4200 } else { 0x3E00 }; // 32 and more, 0.125 and more
+            level + rng.below(0x80) as u16
+        })
+        .collect()
+}

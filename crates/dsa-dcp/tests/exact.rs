@@ -1,0 +1,157 @@
+//! The merged ids are those of a single rank, and each rank has exactly its own rows of them.
+
+mod common;
+
+use common::{Group, Layer, Spec, in_every_order, on_gpu, on_one_rank, on_sim};
+use dsa_core::generate::LogitPattern;
+use dsa_core::numerics::bf16;
+
+/// Rows that are long, tied, saturating one rank, short, and empty.
+fn rows(spec: &Spec, seed: u64) -> Vec<Vec<u16>> {
+    let long = (spec.ranks * spec.n * 2).min(spec.context_len_max);
+    vec![
+        LogitPattern::Gaussian.row(seed, long),
+        LogitPattern::Ties.row(seed, long - 5),
+        on_one_rank(spec, seed as usize % spec.ranks, long.min(3 * spec.topk), seed),
+        LogitPattern::FewDistinct(3).row(seed, spec.topk + 1),
+    ]
+}
+
+fn matrix(ranks: &[usize]) -> Vec<Spec> {
+    let each = |ranks: usize| {
+        [(128, 256), (256, 512), (512, 640)].into_iter().flat_map(move |(n, topk)| {
+            [1, 4, 64].map(move |interleave| Spec { interleave, context_len_max: 20_000, ..Spec::new(ranks, n, topk) })
+        })
+    };
+    ranks.iter().flat_map(|&ranks| each(ranks)).collect()
+}
+
+#[test]
+fn ids_equal_a_single_rank_s_for_1_to_4_ranks() {
+    for (seed, spec) in matrix(&[1, 2, 3, 4]).into_iter().enumerate() {
+        on_sim(&spec, |group| group.run(&Layer::new(group, rows(&spec, seed as u64), 0)));
+    }
+}
+
+#[test]
+fn ids_equal_a_single_rank_s_for_8_ranks() {
+    for (seed, spec) in matrix(&[8]).into_iter().enumerate() {
+        on_sim(&spec, |group| group.run(&Layer::new(group, rows(&spec, seed as u64), 0)));
+    }
+}
+
+#[test]
+fn ids_equal_a_single_rank_s_for_16_ranks() {
+    for (seed, spec) in matrix(&[16]).into_iter().enumerate() {
+        on_sim(&spec, |group| group.run(&Layer::new(group, rows(&spec, seed as u64), 0)));
+    }
+}
+
+#[test]
+fn ids_equal_a_single_rank_s_on_a_gpu() {
+    for (seed, spec) in matrix(&[1, 2, 3, 4, 8]).into_iter().enumerate() {
+        on_gpu(&spec, |group| group.run(&Layer::new(group, rows(&spec, seed as u64), 0)));
+    }
+}
+
+/// Runs rows of one specification on the simulator in several orders, and on a GPU.
+#[track_caller]
+fn check(spec: &Spec, rows: &[Vec<u16>], spare: usize) {
+    let spec = Spec { rows: rows.len() + spare, ..spec.clone() };
+    let body = |group: &Group| group.run(&Layer::new(group, rows.to_vec(), spare));
+    in_every_order(&spec, 2, body);
+    on_gpu(&spec, body);
+}
+
+#[test]
+fn every_pattern() {
+    let patterns: Vec<_> = LogitPattern::ALL.into_iter().collect();
+    for (foreign, n, topk) in [(false, 128, 384), (true, 256, 384)] {
+        let spec = Spec { foreign, interleave: 4, ..Spec::new(3, n, topk) };
+        let rows: Vec<_> = patterns.iter().map(|pattern| pattern.row(11, 2000)).collect();
+        check(&spec, &rows, 0);
+    }
+}
+
+#[test]
+fn lengths_at_every_edge() {
+    let spec = Spec { interleave: 4, ..Spec::new(4, 128, 256) };
+    let lengths = [0, 1, 3, 4, 5, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1024, 1025];
+    let rows: Vec<_> = lengths.iter().map(|&len| LogitPattern::FewDistinct(4).row(len as u64, len)).collect();
+    check(&spec, &rows, 1);
+}
+
+#[test]
+fn ranks_without_keys_and_rows_that_are_not_live() {
+    // Two tokens on four ranks: two ranks have nothing; -infinity is picked before nothing.
+    let minus_infinity = bf16::from_f32(f32::NEG_INFINITY);
+    let rows = [vec![minus_infinity, 0x7FC0], vec![minus_infinity; 3], vec![]];
+    check(&Spec::new(4, 128, 256), &rows, 2);
+}
+
+#[test]
+fn fewer_candidates_than_are_selected() {
+    // W N < K: every rank with enough keys is saturated.
+    let spec = Spec::new(2, 128, 512);
+    let rows = [2000, 300, 256, 255, 512, 513].map(|len| LogitPattern::Gaussian.row(len as u64, len));
+    check(&spec, &rows, 0);
+    check(&Spec { interleave: 64, ..Spec::new(3, 128, 1024) }, &[LogitPattern::Ties.row(1, 5000)], 0);
+}
+
+#[test]
+fn saturated_ranks_send_more() {
+    let spec = Spec { interleave: 4, ..Spec::new(4, 128, 512) };
+    let mut rows: Vec<_> = (0..4).map(|rank| on_one_rank(&spec, rank, 5000, 3)).collect();
+    // Three of four ranks hold all selected keys, so all three are saturated.
+    let own = spec.own();
+    rows.push((0..4000).map(|id| if own.rank_of(id) == 2 { 0 } else { 0x4000 + (id % 7) as u16 }).collect());
+    check(&spec, &rows, 0);
+}
+
+#[test]
+fn ties_across_ranks_go_to_the_lowest_ids() {
+    // The counterexample of the order16 rule, in blocks of 64: rank 0 scores 5, rank 1 scores 9, 1, 1, 5.
+    let spec = Spec { interleave: 64, ..Spec::new(2, 128, 256) };
+    let value = |x: f32| bf16::from_f32(x);
+    let rank1 = [9.0, 1.0, 1.0, 5.0];
+    let row: Vec<u16> = (0..8 * 64)
+        .map(|id| match (id / 64) % 2 {
+            0 => value(if id / 128 < 3 { 5.0 } else { 0.5 }),
+            _ => value(rank1[id / 128]),
+        })
+        .collect();
+    check(&spec, &[row], 0);
+    // All keys equal: the first K tokens.
+    check(&Spec { interleave: 4, ..spec }, &[vec![value(2.0); 3000], vec![0; 257]], 0);
+}
+
+#[test]
+fn nan_of_every_kind() {
+    let spec = Spec { foreign: true, ..Spec::new(3, 128, 256) };
+    let mut rows = vec![LogitPattern::NanMix.row(5, 1000), vec![0x7FFF; 900], vec![0xFFFF; 200]];
+    rows.push(
+        (0..700).map(|i| [0xFF80, 0xC000, 0xBF80, 0x8000, 0, 1, 0x3F80, 0x7F80, 0x7FC0, 0xFFC0][i % 10]).collect(),
+    );
+    check(&spec, &rows, 0);
+}
+
+#[test]
+fn rows_of_a_request_share_their_table() {
+    let spec = Spec { q: 3, page: 16, ..Spec::new(4, 128, 256) };
+    let rows: Vec<_> = [900, 901, 902, 7, 8, 9].iter().map(|&len| LogitPattern::Gaussian.row(1, len)).collect();
+    check(&spec, &rows, 3);
+}
+
+#[test]
+fn indices_of_17_bits_cross_the_exchange() {
+    let spec = Spec { context_len_max: 1 << 18, page: 1 << 12, ..Spec::new(2, 128, 256) };
+    // The best keys lie past local index 2^16, on rank 1 all of them.
+    let row: Vec<u16> = (0..1 << 18)
+        .map(|id: usize| match id {
+            id if id >= 200_000 && id % 2 == 1 => 0x4000 + (id % 101) as u16,
+            id if id % 5000 == 0 => 0x4100,
+            _ => 0x3F00,
+        })
+        .collect();
+    on_sim(&Spec { rows: 1, ..spec.clone() }, |group| group.run(&Layer::new(group, vec![row.clone()], 0)));
+}
