@@ -366,25 +366,35 @@ fn random_rows_are_exact() {
     on_every_device(|device| {
         let mut rng = SplitMix64::new(2026);
         let longest = sized(device, 3000, 140_000);
-        let mut rows_done = 0;
-        let topks = [128, 256, 512, 640, 1024, 2048, 4096];
-        while rows_done < 2000 {
-            let topk = topks[rng.below(topks.len())];
-            let page = [1, 16, 64, 256, 2048][rng.below(5)];
-            let q = 1 + rng.below(8);
-            let requests = 1 + rng.below(96 / q);
-            let mut rows = Rows::new(topk, vec![]).foreign(rng.below(2) == 1);
-            (rows.q, rows.page, rows.block_rows, rows.length_max) = (q, page, page + rng.below(3), longest);
-            (rows.spare, rows.ids) = (rng.below(3), rng.below(4) > 0);
-            for _ in 0..requests * q {
-                // Three rows in four are longer than K, where the shape allows.
-                let len = if rng.below(4) > 0 { topk.min(longest) + rng.below(longest) } else { rng.below(topk) };
-                let len = len.min(longest);
-                rows.logits.push(random_row(&mut rng, len));
-                rows.row_ends.push(len as i32 - if len == 0 { rng.below(5) as i32 } else { 0 });
+        // Every q, a mixture of the rest.
+        for (q, topk, page, foreign, ids) in [
+            (1, 2048, 64, false, true),
+            (2, 2048, 1, true, false),
+            (3, 128, 2048, false, true),
+            (4, 512, 64, true, true),
+            (5, 1024, 256, false, false),
+            (6, 640, 16, true, true),
+            (7, 256, 64, false, true),
+            (8, 4096, 64, true, true),
+        ] {
+            let mut rows = Rows::new(topk, vec![]).foreign(foreign);
+            (rows.q, rows.page, rows.block_rows, rows.length_max, rows.ids) = (q, page, page, longest, ids);
+            let select = IndexerSelect::new(device, rows.shape()).unwrap();
+            let mut done = 0;
+            while done < 256 {
+                rows.block_rows = page + rng.below(3);
+                rows.spare = rng.below(3);
+                (rows.logits, rows.row_ends) = (vec![], vec![]);
+                for _ in 0..q * (1 + rng.below(96 / q)) {
+                    // Three rows in four are longer than K, where the table allows.
+                    let len = if rng.below(4) > 0 { topk.min(longest) + rng.below(longest) } else { rng.below(topk) };
+                    let len = len.min(longest);
+                    rows.logits.push(random_row(&mut rng, len));
+                    rows.row_ends.push(len as i32 - if len == 0 { rng.below(5) as i32 } else { 0 });
+                }
+                done += rows.live();
+                check_select_with(device, &select, &rows, 1);
             }
-            rows_done += rows.live();
-            check_select(device, &rows);
         }
     });
 }
