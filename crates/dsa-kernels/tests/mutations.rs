@@ -300,7 +300,6 @@ fn score_must_not_read_past_its_table() {
 /// Seven stages for four groups: a group could come to a stage whose copy before is still under way, and its parity
 /// cannot tell that from its own copy having landed.
 #[test]
-#[ignore = "the simulator's random times let no copy stay under way for as long as a group works on a page"]
 fn score_stages_must_be_a_multiple_of_its_groups() {
     let step = StepSpec::new(8, 1, 128, &[3000]).build().unwrap();
     let mut mutant = Mutant::of(&score::build(&score_shape(&step), Target::Sm90a).unwrap());

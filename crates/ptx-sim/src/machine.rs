@@ -341,7 +341,7 @@ impl Machine {
             }
             if let Timing::Seeded { .. } = self.world.timing
                 && !self.world.copies.is_empty()
-                && self.world.chance.one_in(8)
+                && self.world.chance.one_in(self.world.pace)
             {
                 self.complete_one_copy()?;
             }

@@ -25,6 +25,9 @@ pub(crate) struct World {
     pub(crate) timing: Timing,
     /// Choices of completion times.
     pub(crate) chance: Random,
+    /// In random times, one turn in this many completes a copy: from soon after the issue to so late that copies
+    /// overtake each other by many.
+    pub(crate) pace: usize,
     /// CTAs with copies to shared memory under way, one entry per copy, oldest first.
     pub(crate) copies: VecDeque<BlockRef>,
     /// CTAs other than the executing one in which something has happened that may end a wait.
@@ -44,12 +47,15 @@ impl World {
             Timing::Seeded { seed } => seed,
             Timing::Early | Timing::Late => 0,
         };
+        let mut chance = Random::new(seed, 2);
+        let pace = 8 << (3 * chance.below(4));
         World {
             memory: GlobalMemory::new(config.devices, config.memory_bytes),
             // Not 0: a kernel that mistakes an absent time for the present should show.
             clock_ps: 1_000_000_000,
             timing: config.timing,
-            chance: Random::new(seed, 2),
+            chance,
+            pace,
             copies: VecDeque::new(),
             woken: Vec::new(),
             effects: 0,
@@ -64,7 +70,7 @@ impl World {
         match self.timing {
             Timing::Early => true,
             Timing::Late => false,
-            Timing::Seeded { .. } => self.chance.one_in(4),
+            Timing::Seeded { .. } => self.chance.one_in(self.pace / 2),
         }
     }
 }

@@ -36,6 +36,7 @@ struct Known {
     dense: Vec<u32>,
     /// Ascending by agent.
     sparse: Arc<Vec<(AgentId, u32)>>,
+    /// Ascending by agent; a few entries an agent.
     partial: Arc<Vec<Partial>>,
     launches: AgentSet,
 }
@@ -58,7 +59,7 @@ impl Known {
     }
 
     fn covers_lane(&self, agent: AgentId, epoch: u32, lane: u8, self_lanes: u32) -> bool {
-        let published = self.partial.iter().filter(|p| p.agent == agent && p.epoch >= epoch);
+        let published = self.partials_of(agent).iter().filter(|p| p.epoch >= epoch);
         let lanes = published.fold(0, |lanes, p| lanes | p.lanes);
         if lane == SEVERAL_LANES {
             // Which lanes is not recorded; only if a single one is known is one surely left out.
@@ -98,6 +99,13 @@ impl Known {
         }
     }
 
+    /// The partial entries of one agent.
+    fn partials_of(&self, agent: AgentId) -> &[Partial] {
+        let first = self.partial.partition_point(|p| p.agent < agent);
+        let len = self.partial[first..].iter().take_while(|p| p.agent == agent).count();
+        &self.partial[first..first + len]
+    }
+
     fn raise_lanes(&mut self, new: Partial) {
         if self.covers_fully(new) {
             return;
@@ -115,14 +123,15 @@ impl Known {
         if new.lanes == ALL_LANES {
             self.raise(new.agent, new.epoch);
         } else {
-            partial.push(new);
+            let at = partial.partition_point(|p| p.agent <= new.agent);
+            partial.insert(at, new);
         }
     }
 
     fn covers_fully(&self, p: Partial) -> bool {
         self.epoch(p.agent) >= p.epoch
             || self.launches.contains(p.agent)
-            || self.partial.iter().any(|q| q.agent == p.agent && q.epoch >= p.epoch && p.lanes & !q.lanes == 0)
+            || self.partials_of(p.agent).iter().any(|q| q.epoch >= p.epoch && p.lanes & !q.lanes == 0)
     }
 
     fn see(&mut self, launches: &AgentSet) {
