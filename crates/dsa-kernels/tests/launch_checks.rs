@@ -241,6 +241,20 @@ fn a_key_cache_shorter_than_its_shape_is_refused() {
 }
 
 #[test]
+fn score_refuses_rows_over_a_cache_without_pages() {
+    on_every_device(|device| {
+        let rig = Rig::new(device);
+        let shape = IndexCacheShape::new(0, fp8_page::BYTES, fp8_page::BYTES).unwrap();
+        let empty = KeyCache::new(device, &device.alloc::<u8>(0).unwrap().as_view(), shape).unwrap();
+        let mut step = rig.resident.inputs.score_step(&rig.step);
+        step.cache = &empty;
+        let got = rig.score.launch(rig.resident.stream(), &step, &rig.resident.compact());
+        assert_eq!(refusal(got), short("score", "index cache blocks", 0, 1));
+        rig.check_untouched();
+    });
+}
+
+#[test]
 fn score_shapes_outside_the_limits_are_refused() {
     for q in [0, 9, usize::MAX] {
         let refused = ScoreShape::new(q, ScoreForm::Pitched, ScaleForm::Fp32);

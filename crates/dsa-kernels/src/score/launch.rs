@@ -137,6 +137,8 @@ impl IndexerScore {
         if rows == 0 {
             return Ok(());
         }
+        // A tensor map has at least one page: a table entry would reach it.
+        check_len(KERNEL, "index cache blocks", step.cache.shape.blocks(), 1)?;
         check_len(KERNEL, "queries", step.queries.len(), rows * query_row::BYTES)?;
         check_len(KERNEL, "weights", step.weights.len(), rows * HEADS)?;
         step.table.check(KERNEL, "table", shape.requests())?;
