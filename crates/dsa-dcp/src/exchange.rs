@@ -14,10 +14,21 @@ use crate::layout::{STATUS_WORDS, SymmetricLayout, decode_status};
 use crate::rendezvous::{PeerMemory, Rendezvous};
 use crate::shape::ExchangeShape;
 
-/// How long a kernel waits for another rank.
-pub const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a collective call waits for the other ranks.
-pub const COLLECTIVE_LIMIT: Duration = Duration::from_secs(60);
+/// How long to wait for other ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Of a kernel, for another rank's data.
+    pub poll: Duration,
+    /// Of a collective call, for the other ranks to join it.
+    pub collective: Duration,
+}
+
+impl Default for Limits {
+    /// 2 s and 60 s.
+    fn default() -> Self {
+        Limits { poll: Duration::from_secs(2), collective: Duration::from_secs(60) }
+    }
+}
 
 /// The exchange of one rank. Cheap to clone; all clones are the same exchange.
 #[derive(Clone)]
@@ -29,7 +40,7 @@ struct Inner {
     device: Device,
     group: Arc<dyn Rendezvous>,
     shape: ExchangeShape,
-    timeout: Duration,
+    limits: Limits,
     memory: Arc<Buffer<u64>>,
     /// Every rank's memory, for as long as this rank may write there.
     _peer_memory: Vec<PeerMemory>,
@@ -51,24 +62,24 @@ impl Exchange {
     /// # Errors
     /// A group of another size, ranks with other shapes or that do not come, memory that cannot be shared.
     pub fn new(device: &Device, group: Arc<dyn Rendezvous>, shape: ExchangeShape) -> Result<Self, DcpError> {
-        Self::with_timeout(device, group, shape, TIMEOUT)
+        Self::with_limits(device, group, shape, Limits::default())
     }
 
-    /// As [`Exchange::new`] with another limit for how long a kernel waits for a rank.
+    /// As [`Exchange::new`] with other limits.
     ///
     /// # Errors
     /// As [`Exchange::new`].
-    pub fn with_timeout(
+    pub fn with_limits(
         device: &Device,
         group: Arc<dyn Rendezvous>,
         shape: ExchangeShape,
-        timeout: Duration,
+        limits: Limits,
     ) -> Result<Self, DcpError> {
         if group.ranks() != shape.ranks() {
             return Err(DcpError::GroupSize { group: group.ranks(), shape: shape.ranks() });
         }
         let rank = group.rank();
-        for (peer, theirs) in group.all_gather(&shape.encode(), COLLECTIVE_LIMIT)?.iter().enumerate() {
+        for (peer, theirs) in group.all_gather(&shape.encode(), limits.collective)?.iter().enumerate() {
             if *theirs != shape.encode() {
                 let (ours, theirs) = (shape.to_string(), ExchangeShape::describe(theirs));
                 return Err(DcpError::PeerMismatch { rank, peer, ours, theirs });
@@ -80,14 +91,14 @@ impl Exchange {
         let epochs = device.alloc_zeros(shape.rows())?;
         let sequences = device.alloc_zeros(shape.rows())?;
         let status = device.alloc_zeros(STATUS_WORDS)?;
-        let peer_memory = group.share(device, memory.clone(), COLLECTIVE_LIMIT)?;
+        let peer_memory = group.share(device, memory.clone(), limits.collective)?;
         let addresses: Vec<u64> = peer_memory.iter().map(|peer| peer.address).collect();
         let peers = device.upload(&addresses)?;
         let inner = Inner {
             device: device.clone(),
             group,
             shape,
-            timeout,
+            limits,
             memory,
             _peer_memory: peer_memory,
             peers,
@@ -113,9 +124,9 @@ impl Exchange {
         self.inner.group.rank()
     }
 
-    /// How long a kernel waits for a rank.
-    pub fn timeout(&self) -> Duration {
-        self.inner.timeout
+    /// How long it waits for other ranks.
+    pub fn limits(&self) -> Limits {
+        self.inner.limits
     }
 
     /// The group that it was set up with.
@@ -167,17 +178,17 @@ impl Exchange {
     /// # Errors
     /// Ranks that do not come; what the device reports.
     pub fn reset(&self, stream: &Stream) -> Result<(), DcpError> {
-        let Inner { group, memory, epochs, sequences, status, .. } = &*self.inner;
+        let Inner { group, limits, memory, epochs, sequences, status, .. } = &*self.inner;
         stream.synchronize()?;
         // Nobody's kernels write here any more.
-        group.all_gather(&[], COLLECTIVE_LIMIT)?;
+        group.all_gather(&[], limits.collective)?;
         memory.fill_bytes(stream, 0)?;
         for words in [epochs, sequences, status] {
             words.fill_bytes(stream, 0)?;
         }
         stream.synchronize()?;
         // Everybody's memory is clear.
-        group.all_gather(&[], COLLECTIVE_LIMIT)?;
+        group.all_gather(&[], limits.collective)?;
         Ok(())
     }
 }

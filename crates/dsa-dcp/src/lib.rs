@@ -16,7 +16,7 @@ pub mod rendezvous;
 pub mod shape;
 
 pub use error::{DcpError, Waiting};
-pub use exchange::Exchange;
+pub use exchange::{Exchange, Limits};
 pub use merge::{ExchangeMerge, MergeShape, MergeStep};
 pub use rendezvous::{InProcess, Rendezvous, RendezvousError};
 pub use shape::ExchangeShape;

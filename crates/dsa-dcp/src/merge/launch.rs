@@ -134,7 +134,7 @@ impl ExchangeMerge {
             row_ends: step.row_ends.ptr(),
             rescue_at: layout.rescue() as u64,
             flags_at: layout.flags() as u64,
-            timeout_ns: exchange.timeout().as_nanos() as u64,
+            timeout_ns: exchange.limits().poll.as_nanos() as u64,
             pitch: word(KERNEL, "pitch", step.pitch)?,
             length_max: step.length_max as u32,
             rows: live as u32,

@@ -18,10 +18,10 @@ use dsa_core::oracle::select::select_ids;
 use dsa_core::{KvShape, Ownership};
 use dsa_dcp::merge::{MergeArgs, build as build_merge};
 use dsa_dcp::rendezvous::in_process;
-use dsa_dcp::{DcpError, Exchange, ExchangeMerge, ExchangeShape, MergeShape, MergeStep, Rendezvous};
+use dsa_dcp::{DcpError, Exchange, ExchangeMerge, ExchangeShape, Limits, MergeShape, MergeStep, Rendezvous};
 use dsa_kernels::Table;
 use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkArgs, LocalTopkStep, build as build_local};
-use gpu::{Buffer, Device, Graph, SimConfig, Stream};
+use gpu::{Buffer, Device, Function, Graph, LaunchConfig, SimConfig, Stream};
 use ptx::{Kernel, KernelIr, Target};
 
 /// What outputs hold before a run.
@@ -44,7 +44,9 @@ pub struct Spec {
     /// Rows of the exchange.
     pub rows: usize,
     pub foreign: bool,
-    pub timeout: Duration,
+    /// How long a kernel waits.
+    pub poll: Duration,
+    pub hold: bool,
 }
 
 impl Spec {
@@ -60,7 +62,8 @@ impl Spec {
             context_len_max: 8192,
             rows: 4,
             foreign: false,
-            timeout: Duration::from_millis(200),
+            poll: Duration::from_millis(200),
+            hold: false,
         }
     }
 
@@ -72,14 +75,38 @@ impl Spec {
         ExchangeShape::new(self.own(), self.rows, self.n, self.topk, self.context_len_max).unwrap()
     }
 
+    pub fn limits(&self) -> Limits {
+        Limits { poll: self.poll, collective: Duration::from_secs(30) }
+    }
+
     pub fn merge(&self) -> MergeShape {
         let shape = MergeShape::new(self.exchange(), self.q, self.page).unwrap();
-        shape.with_ids(true).with_foreign_logits(self.foreign)
+        shape.with_ids(true).with_hold(self.hold).with_foreign_logits(self.foreign)
     }
 }
 
 /// Rewrites a kernel's instruction list, for tests that break it.
 pub type Rewrite<'a> = &'a dyn Fn(&mut KernelIr);
+
+ptx::kernel_args! {
+    /// How long to sleep.
+    pub struct SleepArgs / SleepParams {
+        /// milliseconds
+        pub ms: u32,
+    }
+}
+
+/// Longer than a call takes on the simulator or a GPU, much shorter than the limit of a poll.
+const SLEEP_MS: u32 = 20;
+
+/// A kernel that does nothing for a while.
+fn sleeper(device: &Device) -> Function<SleepArgs> {
+    let kernel = ptx::build::<SleepArgs>("sleep", Target::Sm90a, ptx::LaunchBounds::threads(32), |p| {
+        ptx::wait_for_dependencies();
+        ptx::for_range(0u32, p.ms, 1u32, |_| ptx::nanosleep(1_000_000u32));
+    });
+    device.load(&kernel.unwrap()).unwrap()
+}
 
 /// One rank.
 pub struct Rank {
@@ -88,6 +115,7 @@ pub struct Rank {
     pub exchange: Exchange,
     pub local_topk: IndexerLocalTopk,
     pub merge: ExchangeMerge,
+    sleeper: Function<SleepArgs>,
 }
 
 /// All ranks, in one process.
@@ -135,14 +163,34 @@ impl Group {
             let shape = spec.exchange().local_topk().unwrap().with_foreign_logits(spec.foreign);
             Rank {
                 stream: device.stream().unwrap(),
-                exchange: Exchange::with_timeout(&device, members[rank].clone(), spec.exchange(), spec.timeout)
+                exchange: Exchange::with_limits(&device, members[rank].clone(), spec.exchange(), spec.limits())
                     .unwrap(),
                 local_topk: IndexerLocalTopk::from_kernel(&device, shape, &local_topk).unwrap(),
                 merge: ExchangeMerge::from_kernel(&device, spec.merge(), &merged).unwrap(),
+                sleeper: sleeper(&device),
                 device,
             }
         });
         Group { spec: spec.clone(), ranks }
+    }
+
+    /// As [`launch`](Group::launch) with one rank asleep before its local top-k, or between it and the merge: the others
+    /// run ahead as far as the protocol lets them.
+    pub fn launch_skewed(&self, layer: &Layer, slow: usize, between: bool) -> Result<(), DcpError> {
+        for (rank, Rank { stream, exchange, local_topk, sleeper, .. }) in self.ranks.iter().enumerate() {
+            let sleep = || sleeper.launch(stream, LaunchConfig::new(1).overlap(true), &SleepArgs { ms: SLEEP_MS });
+            if rank == slow && !between {
+                sleep()?;
+            }
+            local_topk.launch(stream, &layer.local_step(rank, Some(exchange)))?;
+            if rank == slow && between {
+                sleep()?;
+            }
+        }
+        for (rank, Rank { stream, exchange, merge, .. }) in self.ranks.iter().enumerate() {
+            merge.launch(stream, exchange, &layer.merge_step(rank))?;
+        }
+        Ok(())
     }
 
     /// Launches a call on `ranks`. The local top-k of all first: ranks that share a GPU may share its launch queues.
@@ -156,6 +204,14 @@ impl Group {
             merge.launch(stream, exchange, &layer.merge_step(rank))?;
         }
         Ok(())
+    }
+
+    /// Lets every row's counters start at these.
+    pub fn set_counters(&self, epoch: u32, sequence: u32) {
+        for Rank { exchange, stream, .. } in &self.ranks {
+            exchange.epochs().copy_from(stream, &vec![epoch; self.spec.rows]).unwrap();
+            exchange.sequences().copy_from(stream, &vec![sequence; self.spec.rows]).unwrap();
+        }
     }
 
     /// Launches a call on every rank.
@@ -323,6 +379,18 @@ impl Layer {
         }
     }
 
+    /// Other logits of the same lengths.
+    pub fn replace(&mut self, group: &Group, rows: Vec<Vec<u16>>) {
+        assert!(rows.iter().map(Vec::len).eq(self.rows.iter().map(Vec::len)));
+        let other = Layer::new(group, rows, self.spare);
+        for (rank, (to, from)) in group.ranks.iter().zip(self.buffers.iter().zip(&other.buffers)) {
+            to.logits.copy_from_device(&rank.stream, &from.logits.as_view()).unwrap();
+            to.tops.copy_from_device(&rank.stream, &from.tops.as_view()).unwrap();
+            rank.stream.synchronize().unwrap();
+        }
+        self.rows = other.rows;
+    }
+
     pub fn poison(&self, group: &Group) {
         for (buffers, rank) in self.buffers.iter().zip(&group.ranks) {
             for output in [&buffers.rows_out, &buffers.valid_out, &buffers.ids] {
@@ -368,7 +436,7 @@ impl Layer {
     }
 
     /// Which rows need a second round.
-    fn rescued(&self) -> Vec<bool> {
+    pub fn rescued(&self) -> Vec<bool> {
         let Spec { n, topk, .. } = self.spec;
         let rescued = |row: usize| {
             let dealt: Vec<_> = (0..self.spec.ranks).map(|rank| self.dealt(row, rank)).collect();
