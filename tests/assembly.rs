@@ -5,8 +5,10 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dsa_core::consts::Q_MAX;
+use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_kernels::score::{self, ScoreShape};
 use dsa_kernels::select::{self, SelectShape};
+use mla_query::{MlaShape, query};
 use ptx::{KernelIr, Target};
 use ptxas::{Ptxas, Report};
 
@@ -32,7 +34,26 @@ fn specialisations() -> Vec<Specialisation> {
         let kernel = select::build(&shape, Target::Sm90a).unwrap();
         all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
     }
+    for shape in mla_shapes() {
+        let kernel = query::build(&shape, Target::Sm90a).unwrap();
+        all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
+    }
     all
+}
+
+/// Both cluster sizes and every number of tokens per cluster, and every form, page and flag with one of them.
+fn mla_shapes() -> Vec<MlaShape> {
+    let shape = |heads, batch, form, page| MlaShape::new(heads, batch, form, page).unwrap();
+    let mut shapes = Vec::new();
+    for heads in [6, 12] {
+        shapes.extend((1..=8).map(|batch| shape(heads, batch, MlaCacheForm::Fp8Ds, 64).with_qc(true)));
+        for (form, batch) in MlaCacheForm::ALL.into_iter().flat_map(|form| [1, 3, 8].map(|batch| (form, batch))) {
+            shapes.push(shape(heads, batch, form, 64));
+            shapes.push(shape(heads, batch, form, 1).with_qc(true).with_hold(true));
+        }
+        shapes.push(shape(heads, 4, MlaCacheForm::Nvfp4Ds, 65).with_hold(true));
+    }
+    shapes
 }
 
 fn select_shapes() -> Vec<SelectShape> {
@@ -172,7 +193,7 @@ fn the_text_asks_for_the_pinned_version_and_target() {
 #[test]
 fn a_kernel_that_may_overlap_waits_for_its_dependencies() {
     for one in specialisations() {
-        // Score and select are launched with overlap; the attribute without the wait is a race.
+        // Every kernel is launched with overlap; the attribute without the wait is a race.
         let waits = one.text.matches("griddepcontrol.wait;").count();
         assert!(waits > 0 && one.ir.waits_for_dependencies(), "{} never waits", one.ir.name);
         let launch = one.text.find("griddepcontrol.launch_dependents;");
@@ -248,17 +269,42 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         rows: 10,
     };
     let select_packed = ArgBuffer::pack(&select_args);
-    let (mut scores, mut selects) = (0, 0);
+    let mla_args = query::MlaArgs {
+        query: DevicePtr::from_address(1),
+        q_c: DevicePtr::from_address(2),
+        cache: DevicePtr::from_address(3),
+        dropped: DevicePtr::from_address(4),
+        qkv: DevicePtr::from_address(5),
+        w_qa: DevicePtr::from_address(6),
+        w_kva: DevicePtr::from_address(7),
+        w_qb: DevicePtr::from_address(8),
+        w_uk: map,
+        slots: DevicePtr::from_address(9),
+        q_scale_inv: DevicePtr::NULL,
+        k_scale: DevicePtr::from_address(10),
+        capacity: 11,
+        page_stride: 1 << 40,
+        token_stride: 12,
+        qkv_stride: 13,
+        tokens: 14,
+        heads: 15,
+        eps: 1e-5,
+    };
+    let mla_packed = ArgBuffer::pack(&mla_args);
+    let (mut scores, mut selects, mut queries) = (0, 0, 0);
     for one in specialisations() {
         if one.ir.name.starts_with("score") {
             check_params(&one.text, packed.offsets(), packed.bytes().len());
             scores += 1;
+        } else if one.ir.name.starts_with("mla") {
+            check_params(&one.text, mla_packed.offsets(), mla_packed.bytes().len());
+            queries += 1;
         } else {
             check_params(&one.text, select_packed.offsets(), select_packed.bytes().len());
             selects += 1;
         }
     }
-    assert!(scores > 0 && selects > 0);
+    assert!(scores > 0 && selects > 0 && queries > 0);
 }
 
 #[test]

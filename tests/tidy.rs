@@ -35,7 +35,7 @@ fn only_gpu_depends_on_the_cuda_bindings() {
 }
 
 /// The crates, each above those that may use it.
-const LAYERS: [&str; 7] = ["ptx", "ptx-sim", "gpu", "dsa-core", "dsa-kernels", "dsa-dcp", "kimi-decode"];
+const LAYERS: [&str; 8] = ["ptx", "ptx-sim", "gpu", "dsa-core", "dsa-kernels", "dsa-dcp", "mla-query", "kimi-decode"];
 
 #[test]
 fn dependencies_point_up_the_list_of_crates() {

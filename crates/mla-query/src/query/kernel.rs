@@ -1,0 +1,462 @@
+//! The device code of [`query`](super).
+
+use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};
+use dsa_core::layout::mla_rows::{QUERY, QUERY_ROPE};
+use ptx::*;
+
+use super::insert::Insert;
+use super::reduce::{warp_sum, warp_sums};
+use crate::shape::MlaShape;
+
+kernel_args! {
+    /// Arguments of the MLA query. E is the query's element: BF16 or E4M3.
+    pub struct MlaArgs / MlaParams {
+        /// E `[tokens, heads, 576]`, output
+        pub query: DevicePtr<u8>,
+        /// BF16 `[tokens, 1536]`, output, unused without `store_qc`
+        pub q_c: DevicePtr<u32>,
+        /// the cache's first entry, output
+        pub cache: DevicePtr<u8>,
+        /// int32 `[1]`: slots at or past the capacity are added to it
+        pub dropped: DevicePtr<u32>,
+        /// BF16 `[tokens, 2112]`, rows `qkv_stride` apart
+        pub qkv: DevicePtr<u16>,
+        /// BF16 `[1536]`
+        pub w_qa: DevicePtr<u32>,
+        /// BF16 `[512]`
+        pub w_kva: DevicePtr<u32>,
+        /// BF16 `[heads * 192, 1536]`
+        pub w_qb: DevicePtr<u16>,
+        /// BF16 `[heads, 128, 512]`: [`uk_map`]
+        pub w_uk: TensorMap,
+        /// int64 `[tokens]`
+        pub slots: DevicePtr<i64>,
+        /// FP32 `[1]`, unused beside a BF16 query
+        pub q_scale_inv: DevicePtr<f32>,
+        /// FP32 `[1]`: the per-tensor scale (divide) or its inverse (multiply); unused in block-scaled forms
+        pub k_scale: DevicePtr<f32>,
+        /// entries that the cache holds
+        pub capacity: u64,
+        /// bytes from one page to the next
+        pub page_stride: u64,
+        /// bytes from one entry of a page to the next
+        pub token_stride: u32,
+        /// elements from one `qkv` row to the next
+        pub qkv_stride: u32,
+        /// live tokens, at least 1
+        pub tokens: u32,
+        /// heads
+        pub heads: u32,
+        /// of both norms
+        pub eps: f32,
+    }
+}
+
+/// Threads that normalise, project and absorb.
+pub(super) const COMPUTE_THREADS: u32 = 256;
+/// Threads that insert a KV row: 8 of its columns each.
+pub(super) const INSERT_THREADS: u32 = 64;
+/// Named barrier of the computing warps.
+const COMPUTE: u32 = 1;
+/// Named barrier of the inserting warps.
+pub(super) const INSERT: u32 = 2;
+/// Threads that hold a row of `q_a`.
+const NORM_THREADS: u32 = Q_LORA as u32 / 8;
+/// Q_B rows of a warp.
+const WARP_ROWS: u32 = 3;
+/// Columns that a warp multiplies at a time: 8 per lane.
+const CHUNK: u32 = 256;
+
+/// The tensor map of `W_UK` at `base`: one copy brings a CTA's columns of one head.
+///
+/// # Errors
+/// A base off 16 bytes.
+pub fn uk_map(base: DevicePtr<u16>, shape: &MlaShape) -> Result<TensorMapDesc, TensorMapError> {
+    let row = 2 * KV_LORA as u64;
+    let rows = u64::from(shape.heads()) * NOPE as u64;
+    let columns = 2 * shape.columns();
+    TensorMapDesc::new(base.address(), &[row, rows], &[row], &[columns, NOPE as u32], Swizzle::None)
+}
+
+/// Builds the kernel of `shape` for `target`.
+///
+/// # Errors
+/// Only if the builder's verifier refuses the result, which is a defect here.
+pub fn build(shape: &MlaShape, target: Target) -> Result<Kernel<MlaArgs>, VerifyError> {
+    let bounds = LaunchBounds::threads(COMPUTE_THREADS + INSERT_THREADS).cluster(shape.cluster());
+    let shape = *shape;
+    ptx::build::<MlaArgs>(&shape.name(), target, bounds, |p| Query::new(shape, p).emit())
+}
+
+/// BF16 pairs as FP32, in order.
+#[track_caller]
+pub(super) fn unpack<const N: usize>(pairs: [Reg<u32>; N]) -> Vec<Reg<f32>> {
+    pairs
+        .into_iter()
+        .flat_map(|pair| {
+            let pair = Reg::<Bf16x2>::from_bits(pair);
+            [pair.low_f32(), pair.high_f32()]
+        })
+        .collect()
+}
+
+/// Eight FP32 as BF16 pairs.
+#[track_caller]
+pub(super) fn pack(values: &[Reg<f32>]) -> [Reg<u32>; 4] {
+    std::array::from_fn(|i| Reg::<Bf16x2>::from_f32(values[2 * i], values[2 * i + 1]).to_bits())
+}
+
+/// Sum of squares of a thread's eight values, by FMA in order.
+#[track_caller]
+pub(super) fn squares(values: &[Reg<f32>]) -> Reg<f32> {
+    values.iter().fold(Reg::from(0.0f32), |sum, x| x.fma(*x, sum))
+}
+
+struct Query {
+    shape: MlaShape,
+    p: MlaParams,
+    /// Tokens of the cluster.
+    tokens: u32,
+    /// Q_B rows of the CTA.
+    rows: u32,
+    /// Latent columns of the CTA.
+    columns: u32,
+    /// Warps that share a row.
+    splits: u32,
+    thread: Reg<u32>,
+    warp: Reg<u32>,
+    lane: Reg<u32>,
+    part: Reg<u32>,
+    head: Reg<u32>,
+    /// First token of the cluster.
+    first: Reg<u32>,
+    q_b: SharedArray<u32>,
+    w_uk: SharedArray<u32>,
+    q_c: SharedArray<u32>,
+    norms: SharedArray<f32>,
+    row_sums: SharedArray<f32>,
+    latent_rows: SharedArray<f32>,
+    column_sums: SharedArray<f32>,
+    q_b_full: Mbarrier,
+    w_uk_full: Mbarrier,
+    gathered: Mbarrier,
+}
+
+impl Query {
+    fn new(shape: MlaShape, p: MlaParams) -> Query {
+        let (tokens, rows, columns) = (shape.tokens(), shape.rows(), shape.columns());
+        let warps = COMPUTE_THREADS / 32;
+        let splits = warps * WARP_ROWS / rows;
+        let pairs = |n: u32| n / 2;
+        let q_b = SharedArray::aligned("q_b", pairs(rows * Q_LORA as u32), 128);
+        let w_uk = SharedArray::aligned("w_uk", pairs(NOPE as u32 * columns), 128);
+        let q_c = SharedArray::aligned("q_c", pairs(tokens * Q_LORA as u32), 16);
+        let norms = SharedArray::new("norms", NORM_THREADS / 32 * tokens);
+        let row_sums = SharedArray::aligned("rows", splits * tokens * rows, 16);
+        let latent_rows = SharedArray::aligned("latent_rows", tokens * NOPE as u32, 16);
+        let column_sums = SharedArray::aligned("columns", 2 * COMPUTE_THREADS * tokens, 16);
+        let barriers = MbarrierArray::new("barriers", 3);
+        Query {
+            shape,
+            p,
+            tokens,
+            rows,
+            columns,
+            splits,
+            thread: thread_index(),
+            warp: warp_index(),
+            lane: lane_index(),
+            part: cluster_rank(),
+            head: special(Special::CtaidY),
+            first: special(Special::CtaidZ) * tokens,
+            q_b,
+            w_uk,
+            q_c,
+            norms,
+            row_sums,
+            latent_rows,
+            column_sums,
+            q_b_full: barriers.at(0),
+            w_uk_full: barriers.at(1),
+            gathered: barriers.at(2),
+        }
+    }
+
+    fn emit(&self) {
+        when(self.thread.eq(0), || self.load_weights());
+        // ORDER: a peer's barriers and start, before the first store to it.
+        cluster_arrive_relaxed();
+        when_else(
+            self.warp.lt(COMPUTE_THREADS / 32),
+            || self.compute(),
+            || {
+                let insert = Insert::new(self.shape, self.p, self.thread - COMPUTE_THREADS);
+                self.start();
+                let token = self.first + self.part;
+                when(self.head.eq(0) & self.part.lt(self.tokens) & token.lt(self.p.tokens), || insert.emit(token));
+                cluster_wait();
+            },
+        );
+    }
+
+    /// Initialises the barriers and starts the copies of the weights.
+    fn load_weights(&self) {
+        let Query { p, rows, columns, .. } = self;
+        [self.q_b_full, self.w_uk_full, self.gathered].into_iter().for_each(|bar| bar.init(1));
+        fence_mbarrier_init();
+        let q_b_bytes = rows * Q_LORA as u32 * 2;
+        self.q_b_full.arrive_expect(q_b_bytes);
+        let row = self.head.mad(Q_HEAD as u32, self.part * *rows);
+        let source = p.w_qb.byte_at(row.mul_wide(2 * Q_LORA as u32));
+        copy_bulk(self.q_b.ptr(), source.cast(), q_b_bytes, self.q_b_full, None);
+        self.w_uk_full.arrive_expect(NOPE as u32 * columns * 2);
+        let coords = [self.part * (2 * columns), self.head * NOPE as u32];
+        copy_tensor(self.w_uk.ptr(), p.w_uk, &coords, self.w_uk_full, None);
+        self.gathered.arrive_expect(self.tokens * NOPE as u32 * 4);
+    }
+
+    /// Waits for the kernel that writes `qkv` and slots; from here on they may be read and outputs written.
+    fn start(&self) {
+        wait_for_dependencies();
+        if !self.shape.hold() {
+            launch_dependents();
+        }
+    }
+
+    fn barrier(&self) {
+        sync_named(COMPUTE, COMPUTE_THREADS);
+    }
+
+    fn compute(&self) {
+        self.normalise();
+        if self.shape.store_qc() {
+            self.store_qc();
+        }
+        self.project();
+        cluster_wait(); // ORDER: every peer has started and knows its barriers.
+        self.gather();
+        self.store_rope();
+        self.absorb();
+        self.store_latent();
+    }
+
+    /// The token `b` of the cluster, the last live one for those past it.
+    fn clamped(&self, b: u32) -> Reg<u32> {
+        (self.first + b).min(self.p.tokens - 1)
+    }
+
+    /// RMSNorm of every token's `q_a` into `q_c`.
+    fn normalise(&self) {
+        let Query { p, thread, tokens, .. } = self;
+        let warps = NORM_THREADS / 32;
+        let weights: [Var<u32>; 4] = std::array::from_fn(|_| Var::undefined());
+        let values: Vec<[Var<u32>; 4]> = (0..*tokens).map(|_| std::array::from_fn(|_| Var::undefined())).collect();
+        let normalises = thread.lt(NORM_THREADS);
+        when(normalises, || {
+            let own = p.w_qa.at(*thread * 4).load_vec_as::<4>(LoadMode::STREAM);
+            weights.iter().zip(own).for_each(|(to, from)| to.set(from));
+        });
+        self.start();
+        when(normalises, || {
+            for (b, values) in (0..*tokens).zip(&values) {
+                let row = p.qkv.byte_at(self.clamped(b).mul_wide(p.qkv_stride * 2));
+                let own = row.cast::<u32>().at(*thread * 4).load_vec::<4>();
+                values.iter().zip(own).for_each(|(to, from)| to.set(from));
+            }
+            for (b, values) in (0..*tokens).zip(&values) {
+                let sum = warp_sum(squares(&unpack(values.map(Var::get))));
+                when(self.lane.eq(0), || self.norms.at(self.warp + b * warps).store(sum));
+            }
+        });
+        self.barrier(); // ORDER: the warps' sums, before every thread adds them up.
+        when(normalises, || {
+            let weights = unpack(weights.map(Var::get));
+            for (b, values) in (0..*tokens).zip(&values) {
+                let sums = (0..warps).map(|w| self.norms.at(b * warps + w).load());
+                let total = sums.reduce(|total, sum| total + sum).expect("some warps");
+                let r = if self.shape.is_k3() {
+                    (total.div_full(Q_LORA as f32) + p.eps).math(Math::RsqrtApproxFtz)
+                } else {
+                    (total.div_rn(Q_LORA as f32) + p.eps).math(Math::RsqrtApprox)
+                };
+                let values = unpack(values.map(Var::get));
+                let scaled: Vec<_> = values.iter().zip(&weights).map(|(x, w)| *x * r * *w).collect();
+                self.q_c.at(*thread * 4 + b * (Q_LORA as u32 / 2)).store_vec(pack(&scaled));
+            }
+        });
+        self.barrier(); // ORDER: q_c, before the projection and its store read it.
+    }
+
+    /// Each CTA of head 0 stores one token's `q_c`.
+    fn store_qc(&self) {
+        let Query { p, thread, part, .. } = self;
+        let token = self.first + *part;
+        let mine = self.head.eq(0) & part.lt(self.tokens) & token.lt(p.tokens) & thread.lt(NORM_THREADS);
+        when(mine, || {
+            let own = self.q_c.at(part.mad(Q_LORA as u32 / 2, *thread * 4)).load_vec::<4>();
+            p.q_c.at64(token.mul_wide(Q_LORA as u32 / 2)).at(*thread * 4).store_vec(own);
+        });
+    }
+
+    /// The CTA's rows of Q_B times every token's `q_c`.
+    fn project(&self) {
+        let Query { tokens, rows, splits, lane, warp, .. } = self;
+        let groups = rows / WARP_ROWS;
+        let (group, split) = (*warp % groups, *warp / groups);
+        let chunks = Q_LORA as u32 / CHUNK / splits;
+        let pairs = Q_LORA as u32 / 2;
+        // Pairs of this lane's first column.
+        let column = (split * (chunks * CHUNK / 2)) + *lane * 4;
+        let row = self.q_b.at((group * WARP_ROWS).mad(pairs, column));
+        let token = self.q_c.at(column);
+        let zero = [Reg::from(0.0f32); 2];
+        let mut sums = vec![zero; (WARP_ROWS * tokens) as usize];
+        self.q_b_full.wait(0);
+        for chunk in 0..chunks {
+            let at = |i: u32| (i * pairs + chunk * CHUNK / 2) as i32;
+            let weights: Vec<_> = (0..WARP_ROWS).map(|i| unpack(row.offset(at(i)).load_vec::<4>())).collect();
+            for b in 0..*tokens {
+                let x = unpack(token.offset(at(b)).load_vec::<4>());
+                for (i, weights) in (0..WARP_ROWS).zip(&weights) {
+                    let [even, odd] = &mut sums[(i * tokens + b) as usize];
+                    for k in (0..8).step_by(2) {
+                        *even = weights[k].fma(x[k], *even);
+                        *odd = weights[k + 1].fma(x[k + 1], *odd);
+                    }
+                }
+            }
+        }
+        let sums: Vec<_> = sums.into_iter().map(|[even, odd]| even + odd).collect();
+        let (sum, slots) = warp_sums(&sums);
+        let lanes = 32 / slots;
+        let index = *lane / lanes;
+        when((*lane & (lanes - 1)).eq(0) & index.lt(WARP_ROWS * tokens), || {
+            let (i, b) = (index / *tokens, index % *tokens);
+            let row = group.mad(WARP_ROWS, i);
+            self.row_sums.at((split * *tokens + b).mad(*rows, row)).store(sum);
+        });
+        self.barrier(); // ORDER: the row sums, before they are sent and stored.
+    }
+
+    /// Four consecutive rows of token `b` from row `j` on, rounded to BF16, as FP32.
+    fn projected(&self, b: Reg<u32>, j: Reg<u32>) -> [Reg<f32>; 4] {
+        let mut sums = self.row_sums.at(b.mad(self.rows, j)).load_vec::<4>();
+        for split in 1..self.splits {
+            let more = self.row_sums.at((b + split * self.tokens).mad(self.rows, j)).load_vec::<4>();
+            sums = std::array::from_fn(|i| sums[i] + more[i]);
+        }
+        let [low, high] = [0, 2].map(|i| Reg::<Bf16x2>::from_f32(sums[i], sums[i + 1]));
+        [low.low_f32(), low.high_f32(), high.low_f32(), high.high_f32()]
+    }
+
+    /// Sends the CTA's latent rows to every CTA of the cluster, 16 bytes at a time.
+    fn gather(&self) {
+        let Query { tokens, rows, .. } = self;
+        let (cluster, fours) = (self.shape.cluster(), rows / 4);
+        self.each(fours * tokens * cluster, |item| {
+            let (rank, item) = (item % cluster, item / cluster);
+            let (j, b) = (item % fours * 4, item / fours);
+            let row = self.part.mad(*rows, j);
+            when(row.lt(NOPE as u32), || {
+                let to = self.latent_rows.at(b.mad(NOPE as u32, row)).of_cta(rank);
+                to.store_async(self.projected(b, j), self.gathered.of_cta(rank));
+            });
+        });
+    }
+
+    /// Writes the CTA's rope rows to the query.
+    fn store_rope(&self) {
+        let Query { p, tokens, rows, .. } = self;
+        let fours = rows / 4;
+        self.each(fours * tokens, |item| {
+            let (j, b) = (item % fours * 4, item / fours);
+            let row = self.part.mad(*rows, j);
+            let token = self.first + b;
+            when(row.ge(NOPE as u32) & token.lt(p.tokens), || {
+                let [x0, x1, x2, x3] = self.projected(b, j);
+                let to = self.query_at(token, row + (QUERY_ROPE.start - NOPE) as u32);
+                if self.shape.is_fp8() {
+                    let scale = p.q_scale_inv.load();
+                    let low = e4m3x2_from_f32(x0 * scale, x1 * scale);
+                    to.cast::<u32>().store(low.pack(e4m3x2_from_f32(x2 * scale, x3 * scale)));
+                } else {
+                    let pairs = [(x0, x1), (x2, x3)].map(|(low, high)| Reg::<Bf16x2>::from_f32(low, high).to_bits());
+                    to.cast::<u32>().store_vec(pairs);
+                }
+            });
+        });
+    }
+
+    /// The query's element `column` of a token and the CTA's head.
+    fn query_at(&self, token: Reg<u32>, column: Reg<u32>) -> Global<u8> {
+        let bytes = self.shape.query_bytes() as u32;
+        let row = token.mad(self.p.heads, self.head);
+        self.p.query.byte_at(row.mul_wide(QUERY as u32 * bytes)).at(column * bytes)
+    }
+
+    /// The gathered rows times the CTA's columns of W_UK: a thread takes two columns and a share of the 128 rows.
+    fn absorb(&self) {
+        let Query { tokens, columns, .. } = self;
+        let (pair, group, share) = self.column_share();
+        let weights = self.w_uk.at((group * share).mad(columns / 2, pair));
+        let latent = self.latent_rows.at(group * share);
+        let mut sums = vec![[Reg::from(0.0f32); 2]; *tokens as usize];
+        self.w_uk_full.wait(0);
+        // ORDER: the cluster's rows have arrived; so have all stores to this CTA, which may then end.
+        self.gathered.wait_cluster(0);
+        for four in (0..share).step_by(4) {
+            let w: Vec<_> =
+                (four..four + 4).map(|i| unpack([weights.offset((i * columns / 2) as i32).load()])).collect();
+            for (b, [low, high]) in (0..*tokens).zip(&mut sums) {
+                let x = latent.offset((b * NOPE as u32 + four) as i32).load_vec::<4>();
+                for (x, w) in x.into_iter().zip(&w) {
+                    *low = x.fma(w[0], *low);
+                    *high = x.fma(w[1], *high);
+                }
+            }
+        }
+        for (b, sums) in (0..*tokens).zip(sums) {
+            self.column_sums.at((group * *tokens + b).mad(*columns, pair * 2)).store_vec(sums);
+        }
+        self.barrier(); // ORDER: the groups' sums, before they are added up.
+    }
+
+    /// This thread's pair of columns, its group, and the rows of a group.
+    fn column_share(&self) -> (Reg<u32>, Reg<u32>, u32) {
+        let pairs = self.columns / 2;
+        (self.thread % pairs, self.thread / pairs, NOPE as u32 * pairs / COMPUTE_THREADS)
+    }
+
+    /// Adds up the groups and writes the CTA's latent columns to the query.
+    fn store_latent(&self) {
+        let Query { p, tokens, columns, .. } = self;
+        let pairs = columns / 2;
+        let groups = COMPUTE_THREADS / pairs;
+        self.each(pairs * tokens, |item| {
+            let (pair, b) = (item % pairs, item / pairs);
+            let token = self.first + b;
+            when(token.lt(p.tokens), || {
+                let from = self.column_sums.at(b.mad(*columns, pair * 2));
+                let sums = (0..groups).map(|g| from.offset((g * tokens * columns) as i32).load_vec::<2>());
+                let [low, high] = sums.reduce(|a, b| [a[0] + b[0], a[1] + b[1]]).expect("some groups");
+                let rounded = Reg::<Bf16x2>::from_f32(low, high);
+                let to = self.query_at(token, self.part.mad(*columns, pair * 2));
+                if self.shape.is_fp8() {
+                    let scale = p.q_scale_inv.load();
+                    let codes = e4m3x2_from_f32(rounded.low_f32() * scale, rounded.high_f32() * scale);
+                    to.cast::<u16>().store(codes.to_u32());
+                } else {
+                    to.cast::<u32>().store(rounded.to_bits());
+                }
+            });
+        });
+    }
+
+    /// `body(item)` for every item below `n`, spread over the computing threads.
+    fn each(&self, n: u32, body: impl Fn(Reg<u32>)) {
+        for start in (0..n).step_by(COMPUTE_THREADS as usize) {
+            let item = self.thread + start;
+            if start + COMPUTE_THREADS <= n { body(item) } else { when(item.lt(n), || body(item)) }
+        }
+    }
+}

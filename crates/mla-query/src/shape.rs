@@ -1,0 +1,175 @@
+//! What a query kernel is specialised for, and how its work is cut.
+
+use dsa_core::consts::{KV_LORA, MLA_HEADS_MAX, NOPE, Q_HEAD, REQUESTS_MAX};
+use dsa_core::layout::mla_entry::MlaCacheForm;
+
+use crate::error::MlaError;
+
+/// Most tokens of a page.
+pub const PAGE_TOKENS_MAX: usize = 1 << 20;
+/// Most tokens that one cluster takes at a time: its registers hold that many accumulators.
+pub const TOKENS_MAX: u32 = 8;
+/// Up to this many heads take clusters of 16, of which an H200 surely runs 7 at once; more heads fill the device with
+/// clusters of 8.
+const HEADS_WIDE_CLUSTER: u32 = 7;
+
+/// A validated specialisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MlaShape {
+    heads: u32,
+    batch: u32,
+    form: MlaCacheForm,
+    page_tokens: u32,
+    store_qc: bool,
+    hold: bool,
+}
+
+impl MlaShape {
+    /// Up to `batch` tokens of `heads` heads, into a cache of `form` in pages of `page_tokens` tokens.
+    ///
+    /// The form also decides the query: BF16 beside `fp8_ds_mla`, E4M3 beside the others; and the query's norm: K3's
+    /// beside the multiplying per-tensor form, else DSA's.
+    ///
+    /// # Errors
+    /// Heads outside 1..=96, a batch outside 1..=1024, a page outside 1..=2^20 tokens.
+    pub fn new(heads: usize, batch: usize, form: MlaCacheForm, page_tokens: usize) -> Result<Self, MlaError> {
+        if !(1..=MLA_HEADS_MAX).contains(&heads) {
+            return Err(MlaError::HeadsOutOfRange { heads });
+        }
+        if !(1..=REQUESTS_MAX).contains(&batch) {
+            return Err(MlaError::BatchOutOfRange { batch });
+        }
+        if !(1..=PAGE_TOKENS_MAX).contains(&page_tokens) {
+            return Err(MlaError::PageOutOfRange { page_tokens });
+        }
+        Ok(MlaShape {
+            heads: heads as u32,
+            batch: batch as u32,
+            form,
+            page_tokens: page_tokens as u32,
+            store_qc: false,
+            hold: false,
+        })
+    }
+
+    /// Also stores the normalised compressed query, which the indexer's projection reads.
+    pub fn with_qc(mut self, store_qc: bool) -> Self {
+        self.store_qc = store_qc;
+        self
+    }
+
+    /// Does not let the next kernel start before this one has ended, for one that reads the outputs without waiting.
+    pub fn with_hold(mut self, hold: bool) -> Self {
+        self.hold = hold;
+        self
+    }
+
+    /// Heads of the rank.
+    pub fn heads(&self) -> u32 {
+        self.heads
+    }
+
+    /// Most tokens of a step.
+    pub fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    /// What the cache holds.
+    pub fn form(&self) -> MlaCacheForm {
+        self.form
+    }
+
+    /// Tokens per page.
+    pub fn page_tokens(&self) -> u32 {
+        self.page_tokens
+    }
+
+    /// Whether the normalised compressed query is stored.
+    pub fn store_qc(&self) -> bool {
+        self.store_qc
+    }
+
+    /// Whether the next kernel is held back.
+    pub fn hold(&self) -> bool {
+        self.hold
+    }
+
+    /// Whether the query is E4M3, else BF16.
+    pub fn is_fp8(&self) -> bool {
+        self.form != MlaCacheForm::Fp8Ds
+    }
+
+    /// Bytes of one query element.
+    pub fn query_bytes(&self) -> usize {
+        if self.is_fp8() { 1 } else { 2 }
+    }
+
+    /// Whether the cache form takes a per-tensor scale.
+    pub fn takes_k_scale(&self) -> bool {
+        matches!(self.form, MlaCacheForm::Fp8Divide | MlaCacheForm::Fp8Multiply)
+    }
+
+    /// Whether the query's norm is K3's, else DSA's.
+    pub fn is_k3(&self) -> bool {
+        self.form == MlaCacheForm::Fp8Multiply
+    }
+
+    /// CTAs of a cluster, which share one head.
+    pub fn cluster(&self) -> u32 {
+        if self.heads <= HEADS_WIDE_CLUSTER { 16 } else { 8 }
+    }
+
+    /// Q_B rows of one CTA.
+    pub fn rows(&self) -> u32 {
+        Q_HEAD as u32 / self.cluster()
+    }
+
+    /// Latent columns of one CTA.
+    pub fn columns(&self) -> u32 {
+        KV_LORA as u32 / self.cluster()
+    }
+
+    /// Tokens of one cluster. Two tokens take two clusters: they leave half of the device idle otherwise.
+    pub fn tokens(&self) -> u32 {
+        if self.batch == 2 { 1 } else { self.batch.min(TOKENS_MAX) }
+    }
+
+    /// The grid for `tokens` live tokens: parts of a head, heads, groups of tokens.
+    pub fn grid(&self, tokens: usize) -> [u32; 3] {
+        [self.cluster(), self.heads, (tokens as u32).div_ceil(self.tokens())]
+    }
+
+    /// Entry name. Heads and batch show only in the sizes that they lead to.
+    pub fn name(&self) -> String {
+        let form = match self.form {
+            MlaCacheForm::Fp8Ds => "fp8ds",
+            MlaCacheForm::Fp8Divide => "fp8div",
+            MlaCacheForm::Fp8Multiply => "fp8mul",
+            MlaCacheForm::Nvfp4Ds => "nvfp4",
+        };
+        let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
+        format!(
+            "mla_query_c{}_t{}_{form}_page{}{}{}",
+            self.cluster(),
+            self.tokens(),
+            self.page_tokens,
+            flag(self.store_qc, "qc"),
+            flag(self.hold, "hold")
+        )
+    }
+
+    /// The plan in words: how the work is cut, and why.
+    pub fn plan(&self) -> String {
+        let (cluster, tokens) = (self.cluster(), self.tokens());
+        let why_cluster = if cluster == 16 { "few heads" } else { "enough heads" };
+        let why_tokens = match self.batch {
+            1 => "one token",
+            2 => "two tokens are spread over twice the CTAs",
+            n if n <= TOKENS_MAX => "the whole batch reads the weights once",
+            _ => "groups of 8 tokens, which each read the weights",
+        };
+        format!("clusters of {cluster} per head ({why_cluster}), {tokens} tokens per cluster ({why_tokens})")
+    }
+}
+
+const _: () = assert!(Q_HEAD.is_multiple_of(16 * 4) && NOPE.is_multiple_of(4), "rows move by four");
