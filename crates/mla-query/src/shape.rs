@@ -173,3 +173,64 @@ impl MlaShape {
 }
 
 const _: () = assert!(Q_HEAD.is_multiple_of(16 * 4) && NOPE.is_multiple_of(4), "rows move by four");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::cost;
+
+    fn shape(heads: usize, batch: usize, form: MlaCacheForm) -> MlaShape {
+        MlaShape::new(heads, batch, form, 64).unwrap()
+    }
+
+    #[test]
+    fn deployed_shapes_fill_one_wave() {
+        for (heads, batch) in [(6, 1), (6, 8), (12, 1), (12, 8)] {
+            let [x, y, z] = shape(heads, batch, MlaCacheForm::Fp8Ds).grid(batch);
+            assert_eq!(x * y * z, 96, "{heads} heads, {batch} tokens");
+        }
+        assert_eq!(shape(6, 2, MlaCacheForm::Fp8Ds).grid(2), [16, 6, 2]);
+        assert_eq!(shape(12, 20, MlaCacheForm::Fp8Ds).grid(20), [8, 12, 3]);
+        assert_eq!(shape(12, 20, MlaCacheForm::Fp8Ds).grid(16), [8, 12, 2]);
+    }
+
+    #[test]
+    fn every_head_count_cuts_evenly() {
+        for heads in 1..=MLA_HEADS_MAX {
+            let s = shape(heads, 8, MlaCacheForm::Nvfp4Ds);
+            assert_eq!(s.rows() * s.cluster(), 192);
+            assert_eq!(s.columns() * s.cluster(), 512);
+            assert!(s.plan().contains(&format!("clusters of {}", s.cluster())));
+        }
+    }
+
+    #[test]
+    fn the_form_decides_query_norm_and_scales() {
+        let of = |form| {
+            let s = shape(1, 1, form);
+            (s.query_bytes(), s.is_k3(), s.takes_k_scale())
+        };
+        assert_eq!(of(MlaCacheForm::Fp8Ds), (2, false, false));
+        assert_eq!(of(MlaCacheForm::Fp8Divide), (1, false, true));
+        assert_eq!(of(MlaCacheForm::Fp8Multiply), (1, true, true));
+        assert_eq!(of(MlaCacheForm::Nvfp4Ds), (1, false, false));
+    }
+
+    #[test]
+    fn names_say_what_differs() {
+        let s = shape(6, 8, MlaCacheForm::Fp8Ds);
+        assert_eq!(s.name(), "mla_query_c16_t8_fp8ds_page64");
+        assert_eq!(s.with_qc(true).with_hold(true).name(), "mla_query_c16_t8_fp8ds_page64_qc_hold");
+    }
+
+    #[test]
+    fn cost_counts_weights_once_and_rows_per_token() {
+        let s = shape(6, 8, MlaCacheForm::Fp8Ds).with_qc(true);
+        let weights = 2 * (6 * (192 * 1536 + 128 * 512) + 1536 + 512);
+        let token = 4224 + 8 + 6 * 1152 + 3072 + 656;
+        assert_eq!(cost(&s, 3).hbm_bytes, weights + 3 * token);
+        assert_eq!(cost(&s, 3).flops, 2 * 3 * 6 * (192 * 1536 + 128 * 512));
+        let nvfp4 = shape(12, 1, MlaCacheForm::Nvfp4Ds);
+        assert_eq!(cost(&nvfp4, 1).hbm_bytes - cost(&nvfp4, 0).hbm_bytes, 4224 + 8 + 12 * 576 + 352);
+    }
+}

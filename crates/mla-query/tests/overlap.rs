@@ -1,0 +1,162 @@
+//! Dependent launches and captured graphs.
+
+mod common;
+
+use common::*;
+use dsa_core::layout::mla_entry::MlaCacheForm;
+use dsa_core::layout::mla_rows::{KV_C, QKV};
+use gpu::{Buffer, Device, Function, Graph, LaunchConfig, Stream};
+use mla_query::{MlaError, MlaQuery};
+use ptx::*;
+
+kernel_args! {
+    /// Copies rows and slots, late.
+    pub struct ProduceArgs / ProduceParams {
+        /// `[words]` output
+        pub to: DevicePtr<u32>,
+        /// `[words]`
+        pub from: DevicePtr<u32>,
+        /// words
+        pub words: u32,
+        /// `[tokens]` output
+        pub to_slots: DevicePtr<i64>,
+        /// `[tokens]`
+        pub from_slots: DevicePtr<i64>,
+        /// tokens
+        pub tokens: u32,
+    }
+}
+
+const THREADS: u32 = 128;
+
+/// A kernel that stands for whatever runs before: lets its successor start at once, sleeps, and only then writes.
+struct Producer {
+    function: Function<ProduceArgs>,
+    qkv: Buffer<u16>,
+    slots: Buffer<i64>,
+}
+
+impl Producer {
+    fn new(device: &Device, step: &Step) -> Producer {
+        let target = device.target().unwrap();
+        let kernel = build::<ProduceArgs>("produce_late", target, LaunchBounds::threads(THREADS), |p| {
+            wait_for_dependencies();
+            launch_dependents();
+            nanosleep(20_000);
+            let t = thread_index();
+            for_range(t, p.words, THREADS, |i| p.to.at(i).store(p.from.at(i).load()));
+            for_range(t, p.tokens, THREADS, |i| p.to_slots.at(i).store(p.from_slots.at(i).load()));
+        });
+        Producer {
+            function: device.load(&kernel.unwrap()).unwrap(),
+            qkv: device.upload(&step.qkv).unwrap(),
+            slots: device.upload(&step.slots).unwrap(),
+        }
+    }
+
+    fn launch(&self, stream: &Stream, resident: &Resident) {
+        let args = ProduceArgs {
+            to: resident.qkv.ptr_as(),
+            from: self.qkv.ptr_as(),
+            words: self.qkv.len() as u32 / 2,
+            to_slots: resident.slots.ptr(),
+            from_slots: self.slots.ptr(),
+            tokens: self.slots.len() as u32,
+        };
+        self.function.launch(stream, LaunchConfig::new(1).overlap(true), &args).unwrap();
+    }
+}
+
+/// Rows of NaN and slots that would land in the cache: what a reader that does not wait would see.
+fn spoil(resident: &Resident) {
+    resident.qkv.fill_bytes(&resident.stream, 0xFF).unwrap();
+    resident.slots.fill_bytes(&resident.stream, 0).unwrap();
+}
+
+#[test]
+fn rows_and_slots_are_read_after_the_wait() {
+    for config in orders(3) {
+        late(&Device::simulated(config), 1);
+    }
+    on_gpu(|device| late(device, 250));
+}
+
+fn late(device: &Device, runs: usize) {
+    for (form, tokens) in MlaCacheForm::ALL.into_iter().zip([3, 1, 2, 8]) {
+        for hold in [false, true] {
+            let step = Step::random(14, 1, tokens);
+            let shape = shape_of(&step, form).with_hold(hold);
+            let query = MlaQuery::new(device, shape).unwrap();
+            let resident = Resident::new(device, &step, shape);
+            let producer = Producer::new(device, &step);
+            for _ in 0..runs.div_ceil(8) {
+                resident.poison();
+                spoil(&resident);
+                producer.launch(&resident.stream, &resident);
+                resident.launch(&query, &step).unwrap();
+                check(&step, shape, &resident.read(&step));
+            }
+        }
+    }
+}
+
+fn capture(resident: &Resident, query: &MlaQuery, step: &Step) -> Graph {
+    Graph::capture_with::<MlaError>(&resident.stream, |_| resident.launch(query, step)).unwrap()
+}
+
+#[test]
+fn replays_read_the_rows_and_slots_of_the_moment() {
+    on_every_device(|device| {
+        for form in [MlaCacheForm::Fp8Ds, MlaCacheForm::Nvfp4Ds] {
+            // Captured over dummy rows without a slot.
+            let mut dummy = Step::random(18, 2, 4);
+            dummy.qkv.fill(0x7FC1);
+            dummy.slots.fill(-1);
+            let shape = shape_of(&dummy, form);
+            let query = MlaQuery::new(device, shape).unwrap();
+            let resident = Resident::new(device, &dummy, shape);
+            let graph = capture(&resident, &query, &dummy);
+            resident.poison();
+            graph.launch(&resident.stream).unwrap();
+            assert!(resident.read(&dummy).cache.iter().all(|b| *b == POISON), "dummies leave the cache alone");
+
+            for seed in 0..3 {
+                // One real token among dummies, then two, then three.
+                let mut step = Step { qkv: Step::random(seed, 2, 4).qkv, ..dummy.clone() };
+                let live = seed as usize + 1;
+                step.slots = (0..4).map(|t| if t < live { 10 + t as i64 } else { -1 }).collect();
+                for token in live..4 {
+                    step.qkv[token * QKV + KV_C.start..][..QKV - KV_C.start].fill(0x7FC1);
+                }
+                resident.qkv.copy_from(&resident.stream, &step.qkv).unwrap();
+                resident.slots.copy_from(&resident.stream, &step.slots).unwrap();
+                resident.poison();
+                graph.launch(&resident.stream).unwrap();
+                let got = resident.read(&step);
+                check(&step, shape, &got);
+                assert_eq!(resident.run(&query, &step), got, "an eager call");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_wait_that_is_left_out_is_found() {
+    let step = Step::random(14, 1, 1);
+    let device = Device::simulated(sim_config());
+    let shape = shape_of(&step, MlaCacheForm::Fp8Ds).with_hold(true);
+    let kernel = mla_query::query::build(&shape, device.target().unwrap()).unwrap();
+    let mut ir = KernelIr::clone(kernel.ir());
+    // Each kind of warp waits: the computing ones first in the text, then the inserting ones.
+    let at = ir.insts.iter().position(|inst| inst.op == ptx::op::Op::GridDepWait).unwrap();
+    ir.insts.remove(at);
+    let kernel = Kernel::from_ir(ir).unwrap();
+    let query = MlaQuery::from_kernel(&device, shape, &kernel).unwrap();
+    let resident = Resident::new(&device, &step, shape);
+    let producer = Producer::new(&device, &step);
+    resident.poison();
+    producer.launch(&resident.stream, &resident);
+    resident.launch(&query, &step).unwrap();
+    let error = resident.stream.synchronize().unwrap_err();
+    assert!(error.to_string().contains("DataRace"), "{error}");
+}
