@@ -129,9 +129,9 @@ impl MlaShape {
         KV_LORA as u32 / self.cluster()
     }
 
-    /// Tokens of one cluster. Two tokens take two clusters: they leave half of the device idle otherwise.
+    /// Tokens of one cluster.
     pub fn tokens(&self) -> u32 {
-        if self.batch == 2 { 1 } else { self.batch.min(TOKENS_MAX) }
+        self.batch.min(TOKENS_MAX)
     }
 
     /// The grid for `tokens` live tokens: parts of a head, heads, groups of tokens.
@@ -163,8 +163,6 @@ impl MlaShape {
         let (cluster, tokens) = (self.cluster(), self.tokens());
         let why_cluster = if cluster == 16 { "few heads" } else { "enough heads" };
         let why_tokens = match self.batch {
-            1 => "one token",
-            2 => "two tokens are spread over twice the CTAs",
             n if n <= TOKENS_MAX => "the whole batch reads the weights once",
             _ => "groups of 8 tokens, which each read the weights",
         };
@@ -189,7 +187,6 @@ mod tests {
             let [x, y, z] = shape(heads, batch, MlaCacheForm::Fp8Ds).grid(batch);
             assert_eq!(x * y * z, 96, "{heads} heads, {batch} tokens");
         }
-        assert_eq!(shape(6, 2, MlaCacheForm::Fp8Ds).grid(2), [16, 6, 2]);
         assert_eq!(shape(12, 20, MlaCacheForm::Fp8Ds).grid(20), [8, 12, 3]);
         assert_eq!(shape(12, 20, MlaCacheForm::Fp8Ds).grid(16), [8, 12, 2]);
     }
