@@ -230,3 +230,39 @@ pub(crate) const STAGE_BYTES: u32 = (fp8_page::BYTES as u32).next_multiple_of(10
 const STAGES_MAX: u32 = 9;
 
 const _: () = assert!(TILE == 2 * PAGE && fp8_page::BYTES.is_multiple_of(DIM));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stage_has_one_consumer_group_for_good() {
+        for shape in ScoreShape::all(&[512, 2048]) {
+            let stages = stages(&shape, Target::Sm90a);
+            assert!(stages >= shape.groups() && stages.is_multiple_of(shape.groups()), "{}: {stages}", shape.name());
+        }
+    }
+
+    #[test]
+    fn cost_counts_each_page_once_whatever_q() {
+        let cost_of =
+            |q: usize, form, lengths: &[usize]| cost(&ScoreShape::new(q, form, ScaleForm::Ue8m0).unwrap(), lengths);
+        let compact = ScoreForm::Compact { topk: 128 };
+        // 65 keys take two pages; a request whose rows all fit top-k is not scored.
+        let one = cost_of(1, compact, &[129, 128]);
+        let keys = 192;
+        assert_eq!(one.hbm_bytes, 3 * 8448 + 32 * 130 + keys * 2 + keys / 4);
+        assert_eq!(one.flops, 2 * keys * 32 * 128);
+        let two = cost_of(2, compact, &[129, 129]);
+        assert_eq!(two.hbm_bytes, 3 * 8448 + 2 * (32 * 130 + keys * 2 + keys / 4));
+        assert_eq!(two.flops, 2 * one.flops);
+        assert_eq!(cost_of(1, compact, &[0, 1, 128]), Cost::default());
+    }
+
+    #[test]
+    fn the_floor_is_the_larger_of_the_two_times() {
+        let cost = Cost { hbm_bytes: 4_000_000, flops: 2_000_000 };
+        assert_eq!(cost.floor_us(1e12, 1e12), 4.0);
+        assert_eq!(cost.floor_us(1e12, 1e11), 20.0);
+    }
+}

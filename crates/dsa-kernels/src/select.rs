@@ -4,6 +4,7 @@
 //! order: a key precedes another if its order16 is larger, or equal with a lower index
 //! out[row, 0..count) = table[request, id / page] * block_rows + id % page,  ids = first K keys of that order, ascending
 //! out[row, count..K) = -1,  count = min(max(end, 0), K)
+//! A table entry that names no block of the cache gives -1 for its keys.
 //! ```
 //!
 //! # Layout
@@ -143,3 +144,19 @@ pub fn cost(shape: &SelectShape, lengths: &[usize]) -> Cost {
 }
 
 const _: () = assert!(BINS.is_multiple_of(1024));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cost_counts_what_each_length_reads() {
+        let shape = SelectShape::new(1, 128, 64).unwrap();
+        let output = 128 * 4 + 4;
+        assert_eq!(cost(&shape, &[128]).hbm_bytes, output);
+        assert_eq!(cost(&shape, &[129]).hbm_bytes, 17 * 16 + output);
+        assert_eq!(cost(&shape, &[1024]).hbm_bytes, 128 * 16 + output);
+        assert_eq!(cost(&shape, &[1025]).hbm_bytes, 129 * 2 + 128 * 16 + output);
+        assert_eq!(cost(&shape.with_ids(true), &[0, 0]).hbm_bytes, 2 * (output + 128 * 4));
+    }
+}

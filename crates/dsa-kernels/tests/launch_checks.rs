@@ -241,6 +241,37 @@ fn a_key_cache_shorter_than_its_shape_is_refused() {
 }
 
 #[test]
+fn views_of_another_device_are_refused() {
+    let rig = Rig::new(&Device::simulated(gpu::SimConfig::default()));
+    let other = Rig::new(&Device::simulated(gpu::SimConfig::default()));
+    let (theirs, their_inputs) = (&other.resident, &other.resident.inputs);
+    rig.score_refuses(Refusal::WrongDevice, |step| step.queries = their_inputs.queries.as_view());
+    rig.score_refuses(Refusal::WrongDevice, |step| step.weights = their_inputs.weights.as_view());
+    rig.score_refuses(Refusal::WrongDevice, |step| step.cache = &their_inputs.cache);
+    rig.score_refuses(Refusal::WrongDevice, |step| step.table.ids = their_inputs.table.as_view());
+    rig.score_refuses(Refusal::WrongDevice, |step| step.row_ends = their_inputs.row_ends.as_view());
+    rig.score_refuses_output(&rig.score, Refusal::WrongDevice, theirs.compact());
+    rig.select_refuses(Refusal::WrongDevice, |step| step.logits = theirs.logits.as_view());
+    rig.select_refuses(Refusal::WrongDevice, |step| step.tops = theirs.tops.as_view());
+    rig.select_refuses(Refusal::WrongDevice, |step| step.table.ids = theirs.kv_table.as_view());
+    rig.select_refuses(Refusal::WrongDevice, |step| step.out = theirs.out.as_view());
+    rig.select_refuses(Refusal::WrongDevice, |step| step.counts = theirs.counts.view(..step.counts.len()).unwrap());
+    rig.select_refuses(Refusal::WrongDevice, |step| step.ids = Some(theirs.ids.as_view()));
+    let bytes = theirs.inputs.cache_bytes.as_view();
+    let refused = KeyCache::new(&rig.resident.inputs.device, &bytes, their_inputs.cache.shape()).map(|_| ());
+    assert_eq!(refusal(refused), Refusal::WrongDevice);
+}
+
+#[test]
+fn a_key_cache_larger_than_the_address_space_is_refused() {
+    let device = Device::simulated(gpu::SimConfig::default());
+    let shape = IndexCacheShape::new((1 << 28) + 1, fp8_page::BYTES, 1 << 36).unwrap();
+    let bytes = device.alloc::<u8>(fp8_page::BYTES).unwrap();
+    let refused = KeyCache::new(&device, &bytes.as_view(), shape).map(|_| ());
+    assert_eq!(refusal(refused), short("score", "index cache", fp8_page::BYTES, usize::MAX));
+}
+
+#[test]
 fn score_refuses_rows_over_a_cache_without_pages() {
     on_every_device(|device| {
         let rig = Rig::new(device);

@@ -201,7 +201,7 @@ impl Device {
     }
 
     /// [`Error::WrongDevice`] unless `what`, which lives on `found`, belongs here.
-    pub(crate) fn expect_same(&self, what: &'static str, found: &Device) -> Result<(), Error> {
+    pub fn expect_same(&self, what: &'static str, found: &Device) -> Result<(), Error> {
         if self.same(found) {
             return Ok(());
         }

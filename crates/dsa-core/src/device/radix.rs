@@ -87,7 +87,8 @@ pub fn find_topdown(
 #[track_caller]
 fn first_reaching(value: Reg<u32>, need: Reg<u32>, lane: Reg<u32>) -> (Reg<u32>, Reg<u32>) {
     let inclusive = warp_inclusive(value, lane);
-    let first = ballot(inclusive.ge(need)).reverse_bits().clz();
+    // Lane 31 if none does: no total is that small, but nothing may be addressed by 32.
+    let first = ballot(inclusive.ge(need)).reverse_bits().clz().min(31);
     (first, broadcast(inclusive - value, first))
 }
 

@@ -159,6 +159,7 @@ impl Score {
                 smem.query_full.at(t.lane).init(32);
                 smem.query_empty.at(t.lane).init(32 * producer_warp);
             });
+            // ORDER: the initialised barriers, before the copies that complete on them.
             fence_mbarrier_init();
             when(t.lane.eq(0), || {
                 prefetch_tensor_map(self.p.keys);
@@ -244,6 +245,7 @@ impl Score {
                 look_ahead();
 
                 let slot = slots.slot.get();
+                // ORDER: the consumers' reads of the slot's last item, before it is filled again.
                 smem.query_empty.at(slot).wait(slots.parity.get() ^ 1);
                 let full = smem.query_full.at(slot);
                 when(t.lane.eq(0), || {
@@ -256,6 +258,7 @@ impl Score {
                     for_range(0u32, count, 1u32, |i| {
                         let id = broadcast(ids, i);
                         let stage = ring.slot.get();
+                        // ORDER: the consumers' reads of the stage's last page, before the next copy into it.
                         smem.page_empty.at(stage).wait(ring.parity.get() ^ 1);
                         when(t.lane.eq(0), || {
                             let full = smem.page_full.at(stage);
@@ -321,6 +324,7 @@ impl Score {
             || {
                 let item = walk.next();
                 let slot = slots.slot.get();
+                // ORDER: the copied queries and the producer's stores, before they are read.
                 smem.query_full.at(slot).wait(slots.parity.get());
                 let lengths = smem.row_lengths.ptr().at(slot * 8);
                 let longest = (1..q).fold(lengths.load(), |longest, i| longest.max(lengths.offset(i as i32).load()));
@@ -334,6 +338,7 @@ impl Score {
                     || next.get().lt(pages),
                     || {
                         let stage = ring.slot.get();
+                        // ORDER: the copied page, before the product and the scales read it.
                         smem.page_full.at(stage).wait(ring.parity.get());
                         let page = smem.pages.at(stage * STAGE_BYTES);
                         multiply(&accumulator, page, queries);
@@ -524,12 +529,14 @@ struct OutputRows {
 /// `accumulator = keys of the page . queries`, 4 k-steps of 32; returns when it is complete.
 fn multiply(accumulator: &Accumulator, page: Shared<u8>, queries: Reg<u64>) {
     let keys = page.descriptor_k_major_128();
+    // ORDER: the last page's reads of the accumulators, before they are overwritten.
     wgmma_fence();
     for step in 0..(DIM / 32) as i32 {
         let advance = 2 * step; // 32 bytes along K
         accumulator.mma_e4m3(keys + advance, queries + advance, step > 0);
     }
     wgmma_commit();
+    // ORDER: the product's reads of the page and the accumulators, before either is touched again.
     wgmma_wait(0);
 }
 

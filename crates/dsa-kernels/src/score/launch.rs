@@ -16,6 +16,7 @@ const KERNEL: &str = "score";
 /// A paged FP8 index cache of one layer, ready for tensor copies.
 #[derive(Clone, Debug)]
 pub struct KeyCache {
+    device: Device,
     map: TensorMap,
     shape: IndexCacheShape,
 }
@@ -28,12 +29,13 @@ impl KeyCache {
     pub fn new(device: &Device, bytes: &View<'_, u8>, shape: IndexCacheShape) -> Result<Self, KernelError> {
         let needed = match shape.blocks() {
             0 => 0,
-            n => (n - 1) * shape.page_stride() + fp8_page::BYTES,
+            n => (n - 1).saturating_mul(shape.page_stride()).saturating_add(fp8_page::BYTES),
         };
+        device.expect_same("index cache", bytes.device())?;
         check_len(KERNEL, "index cache", bytes.len(), needed)?;
         // Whole pages are read: promoting the sectors of a miss to more than a line only costs.
         let map = device.tensor_map_with(&key_map(bytes.ptr(), shape)?, L2Promotion::B128)?;
-        Ok(KeyCache { map, shape })
+        Ok(KeyCache { device: device.clone(), map, shape })
     }
 
     /// Its sizes.
@@ -136,6 +138,21 @@ impl IndexerScore {
         let shape = IndexShape::from_rows(rows, q, topk, step.length_max.max(1))?;
         if rows == 0 {
             return Ok(());
+        }
+        let (logits, tops) = match output {
+            ScoreOutput::Compact { logits, tops } => (logits, Some(tops)),
+            ScoreOutput::Pitched { logits, tops, .. } => (logits, tops.as_ref()),
+        };
+        for (what, device) in [
+            ("queries", step.queries.device()),
+            ("weights", step.weights.device()),
+            ("index cache", &step.cache.device),
+            ("table", step.table.ids.device()),
+            ("row ends", step.row_ends.device()),
+            ("logits", logits.device()),
+            ("tops", tops.unwrap_or(logits).device()),
+        ] {
+            self.device.expect_same(what, device)?;
         }
         // A tensor map has at least one page: a table entry would reach it.
         check_len(KERNEL, "index cache blocks", step.cache.shape.blocks(), 1)?;

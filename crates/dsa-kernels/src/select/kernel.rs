@@ -29,6 +29,8 @@ kernel_args! {
         pub table_stride: u32,
         /// MLA rows from one block to the next
         pub block_rows: u32,
+        /// blocks of the MLA cache: a table entry that names none gives row -1
+        pub blocks: u32,
         /// longest row that tables and scratch allow, in keys
         pub length_max: u32,
         /// live rows; the rows of the grid beyond them come out empty
@@ -87,6 +89,7 @@ impl Select {
 
     /// Waits for score; from here on its output may be read and this kernel's outputs written.
     fn start(&self) {
+        // ORDER: score's logits and tops, before they are read; the last consumer's reads, before the rows are written.
         wait_for_dependencies();
         if !self.shape.hold {
             launch_dependents();
@@ -125,7 +128,8 @@ impl Select {
             when(slot.lt(n), || {
                 let id = id(slot);
                 let block = table.at(id >> page_shift).load_as(LoadMode::STREAM).as_u32();
-                physical.set(block.mad(p.block_rows, id & (shape.page - 1)).as_i32());
+                let row = block.mad(p.block_rows, id & (shape.page - 1)).as_i32();
+                physical.set(block.lt(p.blocks).select::<i32>(row, -1i32));
                 logical.set(id.as_i32());
             });
             out.at(slot).store(physical.get());

@@ -1,6 +1,6 @@
 //! Select on a device.
 
-use dsa_core::consts::KEYS_PER_TOP;
+use dsa_core::consts::{KEYS_PER_TOP, POOL_ROWS_MAX};
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::{IndexShape, KvShape};
 use gpu::{Device, Function, LaunchConfig, Stream, View};
@@ -21,7 +21,7 @@ pub struct SelectStep<'a> {
     pub tops: View<'a, u16>,
     /// MLA block ids per request.
     pub table: Table<'a>,
-    /// Sizes of the MLA cache that the rows address.
+    /// Sizes of the MLA cache that the rows address; 0 blocks if their number is not known.
     pub kv: KvShape,
     /// The row ends that score was given.
     pub row_ends: View<'a, i32>,
@@ -78,6 +78,17 @@ impl IndexerSelect {
         let (q, topk) = (self.shape.q() as usize, self.shape.topk() as usize);
         let (live, rows) = (step.row_ends.len(), step.counts.len());
         let shape = IndexShape::from_rows(live, q, topk, step.length_max.max(1))?;
+        for (what, device) in [
+            ("logits", step.logits.device()),
+            ("tops", step.tops.device()),
+            ("kv table", step.table.ids.device()),
+            ("row ends", step.row_ends.device()),
+            ("out", step.out.device()),
+            ("counts", step.counts.device()),
+            ("ids", step.ids.as_ref().unwrap_or(&step.out).device()),
+        ] {
+            self.function.device().expect_same(what, device)?;
+        }
         check_len(KERNEL, "counts", rows, live)?;
         check_len(KERNEL, "out", step.out.len(), rows * topk)?;
         let ids = match (&step.ids, self.shape.ids()) {
@@ -101,6 +112,11 @@ impl IndexerSelect {
             let (found, needed) = (step.kv.page(), self.shape.page() as usize);
             return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "kv page", found, needed });
         }
+        // Of a cache of unknown size, the blocks whose rows an int32 numbers.
+        let blocks = match step.kv.blocks() {
+            0 => (POOL_ROWS_MAX / step.kv.block_rows() as u64) as u32,
+            n => word(KERNEL, "kv blocks", n)?,
+        };
         let args = SelectArgs {
             out: step.out.ptr(),
             counts: step.counts.ptr(),
@@ -111,6 +127,7 @@ impl IndexerSelect {
             row_ends: step.row_ends.ptr(),
             table_stride: word(KERNEL, "kv table stride", step.table.stride)?,
             block_rows: word(KERNEL, "kv block rows", step.kv.block_rows())?,
+            blocks,
             length_max: step.length_max as u32,
             rows: live as u32,
         };
