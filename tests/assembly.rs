@@ -4,8 +4,12 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dsa_core::Ownership;
 use dsa_core::consts::Q_MAX;
 use dsa_core::layout::mla_entry::MlaCacheForm;
+use dsa_dcp::ExchangeShape;
+use dsa_dcp::merge::{self, MergeShape};
+use dsa_kernels::local_topk::{self, LocalTopkShape};
 use dsa_kernels::score::{self, ScoreShape};
 use dsa_kernels::select::{self, SelectShape};
 use mla_query::{MlaShape, query};
@@ -34,6 +38,14 @@ fn specialisations() -> Vec<Specialisation> {
         let kernel = select::build(&shape, Target::Sm90a).unwrap();
         all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
     }
+    for shape in local_topk_shapes() {
+        let kernel = local_topk::build(&shape, Target::Sm90a).unwrap();
+        all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
+    }
+    for shape in merge_shapes() {
+        let kernel = merge::build(&shape, Target::Sm90a).unwrap();
+        all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
+    }
     for shape in mla_shapes() {
         let kernel = query::build(&shape, Target::Sm90a).unwrap();
         all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
@@ -53,6 +65,39 @@ fn mla_shapes() -> Vec<MlaShape> {
         }
         shapes.push(shape(heads, 4, MlaCacheForm::Nvfp4Ds, 65).with_hold(true));
     }
+    shapes
+}
+
+/// Every N with the deployed number of ranks, and every form of the deployed ones.
+fn local_topk_shapes() -> Vec<LocalTopkShape> {
+    let shape = |n| LocalTopkShape::new(n, 4096).unwrap();
+    let mut shapes: Vec<_> = (128..4096).step_by(128).map(|n| shape(n).with_push(8).unwrap()).collect();
+    for n in [128, 256, 512] {
+        shapes.extend([1, 2, 3, 4, 16].map(|ranks| shape(n).with_push(ranks).unwrap()));
+        shapes.extend([shape(n), shape(n).with_push(8).unwrap().with_foreign_logits(true)]);
+    }
+    shapes
+}
+
+fn merge_shapes() -> Vec<MergeShape> {
+    let shape = |ranks, interleave, n, topk, q, page| {
+        let own = Ownership::new(ranks, interleave).unwrap();
+        let context = (ranks << 17).min(1 << 20);
+        MergeShape::new(ExchangeShape::new(own, 8, n, topk, context).unwrap(), q, page).unwrap()
+    };
+    let mut shapes = Vec::new();
+    for ranks in [1, 2, 3, 4, 7, 8, 16] {
+        for (n, topk) in [(128, 512), (256, 1024), (256, 2048), (512, 2048), (512, 4096)] {
+            shapes.extend([1, 64].map(|interleave| shape(ranks, interleave, n, topk, 1, 64)));
+        }
+    }
+    for flags in 1..8 {
+        let (ids, hold, foreign) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+        shapes.push(shape(8, 1, 512, 2048, 4, 1).with_ids(ids).with_hold(hold).with_foreign_logits(foreign));
+    }
+    // Every other top-k.
+    let others = (256..4096).step_by(256).filter(|topk| !TOPKS.contains(&(*topk as u32)));
+    shapes.extend(others.map(|topk| shape(4, 4, topk - 128, topk, 8, 256)));
     shapes
 }
 
@@ -291,20 +336,60 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         eps: 1e-5,
     };
     let mla_packed = ArgBuffer::pack(&mla_args);
-    let (mut scores, mut selects, mut queries) = (0, 0, 0);
+    let local_args = local_topk::LocalTopkArgs {
+        out: DevicePtr::from_address(1),
+        counts: DevicePtr::from_address(2),
+        logits: DevicePtr::from_address(3),
+        tops: DevicePtr::from_address(4),
+        row_ends: DevicePtr::from_address(5),
+        pitch: 6,
+        length_max: 7,
+        rows: 8,
+        peers: DevicePtr::from_address(9),
+        epochs: DevicePtr::from_address(10),
+        status: DevicePtr::NULL,
+        rank: 11,
+        slot_rows: 12,
+    };
+    let merge_args = merge::MergeArgs {
+        rows_out: DevicePtr::from_address(1),
+        valid_out: DevicePtr::from_address(2),
+        ids: DevicePtr::NULL,
+        memory: DevicePtr::from_address(3),
+        peers: DevicePtr::from_address(4),
+        epochs: DevicePtr::from_address(5),
+        sequences: DevicePtr::from_address(6),
+        status: DevicePtr::from_address(7),
+        logits: DevicePtr::from_address(8),
+        tops: DevicePtr::from_address(9),
+        table: DevicePtr::from_address(10),
+        row_ends: DevicePtr::from_address(11),
+        rescue_at: 1 << 40,
+        flags_at: 1 << 41,
+        timeout_ns: 1 << 42,
+        pitch: 12,
+        length_max: 13,
+        rows: 14,
+        table_stride: 15,
+        block_rows: 16,
+        rank: 17,
+        slot_rows: 18,
+    };
+    let kinds = [
+        ("score", packed),
+        ("select", select_packed),
+        ("mla", mla_packed),
+        ("local_topk", ArgBuffer::pack(&local_args)),
+        ("merge", ArgBuffer::pack(&merge_args)),
+    ];
+    let mut seen = [0; 5];
     for one in specialisations() {
-        if one.ir.name.starts_with("score") {
-            check_params(&one.text, packed.offsets(), packed.bytes().len());
-            scores += 1;
-        } else if one.ir.name.starts_with("mla") {
-            check_params(&one.text, mla_packed.offsets(), mla_packed.bytes().len());
-            queries += 1;
-        } else {
-            check_params(&one.text, select_packed.offsets(), select_packed.bytes().len());
-            selects += 1;
-        }
+        let kind = kinds.iter().position(|(kind, _)| one.ir.name.starts_with(kind)).expect("a kernel of a known kind");
+        let packed = &kinds[kind].1;
+        check_params(&one.text, packed.offsets(), packed.bytes().len());
+        seen[kind] += 1;
     }
-    assert!(scores > 0 && selects > 0 && queries > 0);
+    assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
 }
 
 #[test]

@@ -22,6 +22,7 @@ use dsa_dcp::{DcpError, Exchange, ExchangeMerge, ExchangeShape, Limits, MergeSha
 use dsa_kernels::Table;
 use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkArgs, LocalTopkStep, build as build_local};
 use gpu::{Buffer, Device, Function, Graph, LaunchConfig, SimConfig, Stream};
+use parking_lot::Mutex;
 use ptx::{Kernel, KernelIr, Target};
 
 /// What outputs hold before a run.
@@ -537,6 +538,9 @@ pub fn in_every_order(spec: &Spec, seeds: u64, body: impl Fn(&Group)) {
 /// At most 8 ranks: more streams than the driver has queues could order one rank's merge before another's push.
 pub fn on_gpu(spec: &Spec, body: impl Fn(&Group)) {
     assert!(spec.ranks <= 8);
+    // One group at a time: ranks of several could queue behind each other.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock();
     match Device::cuda(0) {
         Ok(device) => body(&Group::new(spec, &vec![device; spec.ranks], None, None)),
         Err(error) => println!("SKIPPED: no CUDA device ({error})"),
