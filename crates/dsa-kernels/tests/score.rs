@@ -265,16 +265,16 @@ fn pitched_rows_leave_their_padding_alone() {
 }
 
 #[test]
-fn a_pitched_scratch_of_more_than_2_to_the_31_elements_is_addressed_in_64_bits() {
+fn a_pitched_scratch_of_more_than_2_to_the_32_elements_is_addressed_in_64_bits() {
     on_every_device(|device| {
         let (q, rows) = (8, 8192);
         let mut ends = vec![0; rows];
         ends[..8].fill(200);
         ends[rows - 8..].copy_from_slice(&[300, 299, 129, 1, 0, 64, 65, 257]);
         let step = StepSpec::new(43, q, 128, &ends).build().unwrap();
-        let pitch = 262_656;
+        let pitch = 524_800;
         let len = rows * pitch;
-        assert!(len > 1 << 31);
+        assert!(len > 1 << 32);
         let inputs = Inputs::new(device, &step);
         let logits = device.alloc::<u16>(len).unwrap();
         let output = ScoreOutput::Pitched { logits: logits.as_view(), tops: None, pitch };
