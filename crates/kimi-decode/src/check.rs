@@ -13,6 +13,7 @@
 //!    exact for the expected logits.
 
 mod mismatch;
+pub mod query;
 
 pub use mismatch::Mismatch;
 

@@ -5,6 +5,7 @@ mod index;
 mod info;
 mod output;
 mod ptx;
+mod query;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Index(index::IndexArgs),
+    Query(query::QueryArgs),
     Ptx(ptx::PtxArgs),
     Info,
 }
@@ -67,6 +69,7 @@ pub fn run() -> ExitCode {
     let stdout = &mut std::io::stdout().lock();
     let ended = match cli.command {
         Command::Index(args) => index::run(&args, stdout),
+        Command::Query(args) => query::run(&args, stdout),
         Command::Ptx(args) => ptx::run(&args, stdout),
         Command::Info => info::run(stdout),
     };

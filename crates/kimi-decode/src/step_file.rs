@@ -18,6 +18,7 @@
 //! Unlike a device, which clamps, a file whose row ends exceed a table, or whose needed block ids name no block, is refused.
 
 mod error;
+pub mod query;
 mod reader;
 
 pub use error::{Problem, StepFileError};

@@ -166,7 +166,7 @@ impl MlaShape {
             n if n <= TOKENS_MAX => "the whole batch reads the weights once",
             _ => "groups of 8 tokens, which each read the weights",
         };
-        format!("clusters of {cluster} per head ({why_cluster}), {tokens} tokens per cluster ({why_tokens})")
+        format!("clusters of {cluster} per head ({why_cluster}), tokens per cluster: {tokens} ({why_tokens})")
     }
 }
 

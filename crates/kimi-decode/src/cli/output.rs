@@ -24,6 +24,14 @@ pub fn write(path: &Path, step: &DecodeStep, answer: &Answer, width: usize) -> R
         ("counts", Dtype::I32, vec![step.rows], i32s(&answer.counts)),
         ("logits", Dtype::BF16, vec![step.rows, width], logits.iter().flat_map(|bits| bits.to_le_bytes()).collect()),
     ];
+    write_tensors(path, &tensors)
+}
+
+/// A tensor to write: name, dtype, shape, little-endian bytes.
+pub type Tensor = (&'static str, Dtype, Vec<usize>, Vec<u8>);
+
+/// Writes tensors. The file appears whole or not at all.
+pub fn write_tensors(path: &Path, tensors: &[Tensor]) -> Result<(), Failure> {
     let views = tensors.iter().map(|(name, dtype, shape, data)| {
         let view = TensorView::new(*dtype, shape.clone(), data);
         (*name, view.expect("the shape's elements were just written"))

@@ -1,0 +1,184 @@
+//! `query`: the MLA query and KV insert of a step file, checked against its answers.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use dsa_core::consts::Q_LORA;
+use dsa_core::layout::mla_entry::MlaCacheForm;
+use dsa_core::layout::mla_rows::{QKV, QUERY};
+use gpu::{Buffer, Device};
+use kimi_decode::check::query::{Compared, QueryAnswer, check_query};
+use kimi_decode::step_file::query::QueryFile;
+use mla_query::{MlaCache, MlaError, MlaQuery, MlaShape, MlaStep, MlaWeights};
+use safetensors::Dtype;
+
+use super::device::{self, DeviceArg};
+use super::{Failure, output};
+
+/// Run the MLA query and KV insert on a step from a safetensors file, and check it against the file's expected.* tensors
+#[derive(Args)]
+pub struct QueryArgs {
+    /// The step
+    file: PathBuf,
+    /// Form of the cache, which decides the query's too: BF16 beside ds, else FP8
+    #[arg(long, value_enum, default_value = "ds")]
+    cache: CacheArg,
+    /// Take only the first tokens of the file
+    #[arg(long)]
+    batch: Option<usize>,
+    /// sim or cuda:N; by default a GPU if one is usable, else the simulator
+    #[arg(long)]
+    device: Option<DeviceArg>,
+    /// Write qc, q and cache to this safetensors file
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Run the simulator with this seed's random schedule and completion times
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// The forms of a cache.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum CacheArg {
+    /// fp8_ds_mla, 656 bytes per token
+    Ds,
+    /// per-tensor FP8, divided by the scale
+    Fp8Dsa,
+    /// per-tensor FP8, multiplied by the inverse scale
+    Fp8K3,
+    /// nvfp4_ds_mla, 352 bytes per token
+    Nvfp4,
+}
+
+impl CacheArg {
+    fn form(self) -> MlaCacheForm {
+        match self {
+            CacheArg::Ds => MlaCacheForm::Fp8Ds,
+            CacheArg::Fp8Dsa => MlaCacheForm::Fp8Divide,
+            CacheArg::Fp8K3 => MlaCacheForm::Fp8Multiply,
+            CacheArg::Nvfp4 => MlaCacheForm::Nvfp4Ds,
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &QueryArgs, stdout: &mut impl Write) -> Result<(), Failure> {
+    let file = QueryFile::read(&args.file).map_err(Failure::unusable)?;
+    let tokens = args.batch.unwrap_or(file.tokens);
+    if tokens == 0 || tokens > file.tokens {
+        return Err(Failure::Unusable(format!("--batch: found {tokens}, needed 1..={} (tokens of qkv)", file.tokens)));
+    }
+    if let Some(out) = &args.out {
+        output::check(out)?;
+    }
+    let (device, why) = device::open(args.device, args.seed)?;
+    let shape = MlaShape::new(file.heads, tokens, args.cache.form(), file.page_tokens).map_err(Failure::unusable)?;
+    let shape = shape.with_qc(true);
+    let (answer, dropped) = launch(&device, &file, shape, tokens).map_err(Failure::unusable)?;
+    let checked = check_query(&file, shape.form(), &answer);
+
+    writeln!(stdout, "step        {}", args.file.display())?;
+    writeln!(
+        stdout,
+        "            {tokens} of {} tokens, {} heads, {} pages of {} tokens, {} bytes each",
+        file.tokens,
+        file.heads,
+        file.pages,
+        file.page_tokens,
+        shape.form().entry_bytes()
+    )?;
+    writeln!(stdout, "device      {why}")?;
+    writeln!(stdout, "kernel      {}: {}", shape.name(), shape.plan())?;
+    let skipped = file.slots[..tokens].iter().filter(|slot| **slot < 0).count();
+    writeln!(
+        stdout,
+        "cache       {} tokens inserted, {skipped} skipped, {dropped} dropped: their slots lie past the cache",
+        tokens - skipped - dropped as usize
+    )?;
+    match &checked {
+        Ok(compared) => print_report(stdout, compared)?,
+        Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
+    }
+    if let Some(out) = &args.out {
+        write(out, &file, shape, &answer)?;
+        writeln!(stdout, "wrote       {}", out.display())?;
+    }
+    checked.map(drop).map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))
+}
+
+/// Runs the first `tokens` tokens over a fresh cache; also the number of slots past it.
+fn launch(device: &Device, file: &QueryFile, shape: MlaShape, tokens: usize) -> Result<(QueryAnswer, u32), MlaError> {
+    let stream = device.stream()?;
+    let weights = [&file.w_qa, &file.w_kva, &file.w_qb, &file.w_uk];
+    let [q_a, kv_a, q_b, uk] = weights.map(|values| device.upload(values));
+    let memory = [q_a?, kv_a?, q_b?, uk?];
+    let [q_a, kv_a, q_b, uk] = memory.each_ref().map(Buffer::as_view);
+    let weights = MlaWeights::new(device, &shape, &q_a, &kv_a, &q_b, &uk)?;
+    let qkv = device.upload(&file.qkv[..tokens * QKV])?;
+    let slots = device.upload(&file.slots[..tokens])?;
+    let q_scale_inv = device.upload(&[file.q_scale_inv])?;
+    let k_scale = device.upload(&[if shape.is_k3() { 1.0 / file.k_scale } else { file.k_scale }])?;
+    let query = device.alloc::<u8>(tokens * file.heads * QUERY * shape.query_bytes())?;
+    let q_c = device.alloc::<u16>(tokens * Q_LORA)?;
+    let entry = shape.form().entry_bytes();
+    let cache = device.alloc::<u8>(file.pages * file.page_tokens * entry)?;
+    cache.fill_bytes(&stream, file.cache_fill)?;
+    let dropped = device.alloc_zeros::<u32>(1)?;
+    let step = MlaStep {
+        tokens,
+        qkv: qkv.as_view(),
+        qkv_stride: QKV,
+        slots: slots.as_view(),
+        weights: &weights,
+        q_scale_inv: shape.is_fp8().then(|| q_scale_inv.as_view()),
+        k_scale: shape.takes_k_scale().then(|| k_scale.as_view()),
+        eps: file.eps,
+        query: query.as_view(),
+        q_c: Some(q_c.as_view()),
+        cache: MlaCache {
+            bytes: cache.as_view(),
+            pages: file.pages,
+            page_stride: file.page_tokens * entry,
+            token_stride: entry,
+        },
+        dropped: dropped.as_view(),
+    };
+    MlaQuery::new(device, shape)?.launch(&stream, &step)?;
+    let answer = QueryAnswer {
+        tokens,
+        q_c: q_c.copy_to_vec(&stream)?,
+        query: query.copy_to_vec(&stream)?,
+        cache: cache.copy_to_vec(&stream)?,
+    };
+    let dropped = dropped.copy_to_vec(&stream)?.first().copied().unwrap_or(0);
+    Ok((answer, dropped))
+}
+
+fn print_report(stdout: &mut impl Write, compared: &[Compared]) -> Result<(), Failure> {
+    if compared.is_empty() {
+        writeln!(stdout, "expected    nothing in the file to compare with")?;
+        return Ok(());
+    }
+    for Compared { name, elements, differing } in compared {
+        let equal = elements - differing;
+        writeln!(
+            stdout,
+            "compared    {equal} of {elements} equal {name} bit for bit, the others are in its tolerance"
+        )?;
+    }
+    writeln!(stdout, "MATCH       within the tolerances of an MLA query")?;
+    Ok(())
+}
+
+fn write(path: &std::path::Path, file: &QueryFile, shape: MlaShape, answer: &QueryAnswer) -> Result<(), Failure> {
+    let bytes = answer.q_c.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+    let dtype = if shape.is_fp8() { Dtype::F8_E4M3 } else { Dtype::BF16 };
+    let cache = vec![file.pages, file.page_tokens, shape.form().entry_bytes()];
+    let tensors = [
+        ("qc", Dtype::BF16, vec![answer.tokens, Q_LORA], bytes),
+        ("q", dtype, vec![answer.tokens, file.heads, QUERY], answer.query.clone()),
+        ("cache", Dtype::U8, cache, answer.cache.clone()),
+    ];
+    output::write_tensors(path, &tensors)
+}
