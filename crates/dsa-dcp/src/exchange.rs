@@ -41,13 +41,14 @@ struct Inner {
     group: Arc<dyn Rendezvous>,
     shape: ExchangeShape,
     limits: Limits,
-    memory: Arc<Buffer<u64>>,
-    /// Every rank's memory, for as long as this rank may write there.
-    _peer_memory: Vec<PeerMemory>,
     peers: Buffer<u64>,
     epochs: Buffer<u32>,
     sequences: Buffer<u32>,
     status: Buffer<u32>,
+    // After buffers of this device, whose freeing waits for its kernels: none of them writes to a peer any more.
+    memory: Arc<Buffer<u64>>,
+    /// Every rank's memory, for as long as this rank may write there.
+    _peer_memory: Vec<PeerMemory>,
 }
 
 impl std::fmt::Debug for Exchange {

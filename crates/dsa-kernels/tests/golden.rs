@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use dsa_core::layout::fp8_page::ScaleForm;
+use dsa_kernels::local_topk::{self, LocalTopkShape};
 use dsa_kernels::score::{self, ScoreForm, ScoreShape};
 use dsa_kernels::select::{self, SelectShape};
 use ptx::Target;
@@ -26,10 +27,15 @@ fn canonical() -> Vec<(String, String)> {
         let shape = SelectShape::new(q, topk, page).unwrap();
         (shape.name(), select::build(&shape, Target::Sm90a).unwrap().ptx())
     };
+    let local_topk = |n, ranks| {
+        let shape = LocalTopkShape::new(n, 2048).unwrap().with_push(ranks).unwrap();
+        (shape.name(), local_topk::build(&shape, Target::Sm90a).unwrap().ptx())
+    };
     vec![
         score(1, ScoreForm::Compact { topk: 2048 }, ScaleForm::Ue8m0),
         score(2, ScoreForm::Pitched, ScaleForm::Fp32),
         select(1, 2048, 64),
+        local_topk(512, 8),
     ]
 }
 

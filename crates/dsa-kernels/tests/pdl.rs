@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use common::*;
 use dsa_core::DecodeStep;
 use dsa_core::generate::{Contents, LogitPattern, StepSpec};
+use dsa_kernels::local_topk::{self, LocalTopkShape};
 use dsa_kernels::score::{self, ScoreShape};
 use dsa_kernels::select::{self, IndexerSelect, SelectShape};
 use gpu::{Device, Graph, Stream};
@@ -190,7 +191,7 @@ fn score_and_select_are_one_programmatic_edge() {
     });
 }
 
-/// Every score kernel and a select kernel of every flag, top-k and q.
+/// Every score kernel, a select kernel of every flag, top-k and q, and local top-k.
 fn every_kernel() -> Vec<std::sync::Arc<KernelIr>> {
     let scores = ScoreShape::all(&[512, 1024, 2048]).into_iter();
     let mut kernels: Vec<_> = scores.map(|shape| score::build(&shape, Target::Sm90a).unwrap().ir().clone()).collect();
@@ -201,6 +202,12 @@ fn every_kernel() -> Vec<std::sync::Arc<KernelIr>> {
                 let shape = shape.with_hold(flags & 2 != 0).with_foreign_logits(flags & 4 != 0);
                 kernels.push(select::build(&shape, Target::Sm90a).unwrap().ir().clone());
             }
+        }
+    }
+    for n in [128, 512, 3968] {
+        let shape = LocalTopkShape::new(n, 4096).unwrap();
+        for shape in [shape, shape.with_push(8).unwrap()] {
+            kernels.push(local_topk::build(&shape, Target::Sm90a).unwrap().ir().clone());
         }
     }
     kernels

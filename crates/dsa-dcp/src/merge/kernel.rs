@@ -337,7 +337,7 @@ impl Merge {
             let slot = Var::new(owned.first);
             for (id, mine) in &owned.ids {
                 when(mine.get().ne(0), || {
-                    let local = local_of(self.own(), *id);
+                    let local = local_of(self.own(), *id).min(p.length_max - 1);
                     let block = table.at(local >> shape.page.trailing_zeros()).load_as(LoadMode::STREAM).as_u32();
                     rows_out.at(slot.get()).store(block.mad(p.block_rows, local & (shape.page - 1)).as_i32());
                     slot.add(1);

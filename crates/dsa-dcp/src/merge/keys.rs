@@ -1,12 +1,12 @@
 //! The candidates of a row in their total order, and the radix select of the K-th.
 
-use dsa_core::Ownership;
 use dsa_core::device::ownership::global_of;
 use dsa_core::device::radix::{BINS, LOW_BITS, count, find_low_digit, find_topdown};
 use dsa_core::device::scan::{block_sum, fill};
 use ptx::*;
 
 use super::kernel::Merge;
+use crate::shape::ExchangeShape;
 
 /// Bits of the first digit of a complemented id.
 const ID_HIGH_BITS: u32 = BINS.trailing_zeros();
@@ -23,10 +23,12 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// From a B' word and the bit 16 of its local index.
-    pub(super) fn decode(own: Ownership, rank: Reg<u32>, word: Reg<u32>, high: Reg<u32>) -> Key {
+    /// From a B' word and the bit 16 of its local index. Words come from elsewhere: whatever they are, the id is one that
+    /// the bitmap has.
+    pub(super) fn decode(shape: ExchangeShape, rank: Reg<u32>, word: Reg<u32>, high: Reg<u32>) -> Key {
+        let own = shape.ownership();
         let local = (high << 16) | ((word & 0xFFFF) ^ 0xFFFF);
-        let gid = global_of(own, rank, local);
+        let gid = global_of(own, rank, local).min(shape.ids() as u32 - 1);
         let ones = (1u32 << own.gid_bits()) - 1;
         Key { order: word >> 16, gid, comp: gid ^ ones }
     }
@@ -70,12 +72,12 @@ impl Merge {
     /// `body` for each candidate: the words of the ranks that are not saturated, and the lists of those that are. Warps
     /// stay whole as long as `body` keeps them so; empty words are left out.
     pub(super) fn for_each_key(&self, saturated: Saturated, body: impl Fn(Key)) {
-        let (n, own, t) = (self.n(), self.own(), self.t);
+        let (n, shape, t) = (self.n(), self.shape.exchange(), self.t);
         for_range(t.index, self.ranks() * n, t.threads, |i| {
             let rank = i / n;
             let (word, high) = self.word(rank, i - rank * n);
             let silent = (saturated.mask >> rank) & 1;
-            when(word.ne(0) & silent.eq(0), || body(Key::decode(own, rank, word, high)));
+            when(word.ne(0) & silent.eq(0), || body(Key::decode(shape, rank, word, high)));
         });
         let k = self.k();
         for_range(t.index, saturated.count * k, t.threads, |i| {
@@ -86,7 +88,7 @@ impl Merge {
             let word = list.at(j).load_as(strong);
             when(word.ne(0), || {
                 let plane = list.at((j >> 5) + k).load_as(strong);
-                body(Key::decode(own, self.smem.owner.at(slot).load(), word, (plane >> (j & 31)) & 1));
+                body(Key::decode(shape, self.smem.owner.at(slot).load(), word, (plane >> (j & 31)) & 1));
             });
         });
     }
@@ -143,12 +145,12 @@ impl Merge {
 
     /// The ranks all of whose words are above the K-th candidate of round 1.
     pub(super) fn find_saturated(&self, kth: Kth) -> Reg<u32> {
-        let (n, own, t) = (self.n(), self.own(), self.t);
+        let (n, shape, t) = (self.n(), self.shape.exchange(), self.t);
         for_range(t.index, self.ranks() * n, t.threads, |i| {
             // A warp's lanes have words of one rank.
             let rank = i / n;
             let (word, high) = self.word(rank, i - rank * n);
-            let hides_none = !all(Key::decode(own, rank, word, high).above(kth));
+            let hides_none = !all(Key::decode(shape, rank, word, high).above(kth));
             when(hides_none & t.lane.eq(0), || {
                 self.smem.unsaturated.at(rank).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), 1u32);
             });

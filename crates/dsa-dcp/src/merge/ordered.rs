@@ -10,7 +10,7 @@ impl Merge {
     /// Writes the selected ids to the shared list in ascending order; returns how many there are. Ends with a CTA
     /// barrier.
     pub(super) fn order_ids(&self, saturated: Saturated, kth: Kth) -> Reg<u32> {
-        let (t, list) = (self.t, self.topk.ids());
+        let (t, k, list) = (self.t, self.k(), self.topk.ids());
         let (bitmap, before) = (self.smem.bitmap, self.smem.before);
         let groups = (self.smem.last_id.at(0).load() >> 7) + 1;
         for_range(t.index, groups, t.threads, |group| {
@@ -51,10 +51,11 @@ impl Merge {
                     let mask = own_word.gt(i).select::<u32>(u32::MAX, own_word.eq(i).select::<u32>(below, 0u32));
                     place + (word & mask).popc()
                 });
-                list.at(place).store(key.gid);
+                // Keys are distinct, so K of them reach the K-th; were they not, memory would still be safe.
+                list.at(place.min(k - 1)).store(key.gid);
             });
         });
         sync_threads(); // ORDER: the ordered ids, before they are mapped to rows.
-        total
+        total.min(k)
     }
 }
