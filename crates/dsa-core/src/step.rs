@@ -102,7 +102,9 @@ impl DecodeStep {
 
     /// Longest row that the tables and the scratch allow.
     pub fn len_max(&self) -> usize {
-        self.context_len_max.min(self.table_width * PAGE).min(self.kv_table_width * self.kv_page)
+        // A table of no rows may claim any width.
+        let tables = self.table_width.saturating_mul(PAGE).min(self.kv_table_width.saturating_mul(self.kv_page));
+        self.context_len_max.min(tables)
     }
 
     /// Keys that row `row` sees, its end clamped to `0..=len_max`.
@@ -211,5 +213,14 @@ mod tests {
         assert_eq!(lens(&step), [192, 192, 0]);
         step.context_len_max = 100;
         assert_eq!(lens(&step), [100, 100, 0]);
+    }
+
+    #[test]
+    fn tables_of_any_width_do_not_overflow_the_longest_row() {
+        let mut step = StepSpec::new(1, 1, 128, &[]).build().unwrap();
+        (step.table_stride, step.table_width) = (1 << 60, 1 << 60);
+        (step.kv_table_stride, step.kv_table_width) = (usize::MAX, usize::MAX);
+        assert_eq!(step.validate().map(|shape| shape.rows()), Ok(0));
+        assert_eq!(step.len_max(), step.context_len_max);
     }
 }

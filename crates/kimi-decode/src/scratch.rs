@@ -25,7 +25,7 @@ pub struct ScratchSpec {
 }
 
 impl ScratchSpec {
-    fn validate(&self) -> Result<(), ShapeError> {
+    pub(crate) fn validate(&self) -> Result<(), ShapeError> {
         IndexShape::new(0, 1, self.topk, self.length_max)?;
         if self.rows_max > REQUESTS_MAX * Q_MAX {
             return Err(ShapeError::TooManyRequests { requests: self.rows_max.div_ceil(Q_MAX) });
@@ -33,11 +33,13 @@ impl ScratchSpec {
         Ok(())
     }
 
-    /// Device bytes that [`IndexerScratch::reserve`] takes.
+    /// Device bytes that [`IndexerScratch::reserve`] takes; `u64::MAX` if their number is larger.
     pub fn bytes(&self) -> u64 {
-        let logits = TpScratch::capacity(self.rows_max, self.length_max);
-        let outputs = self.rows_max * (self.topk * (1 + usize::from(self.ids)) + 1);
-        (2 * (logits + logits / KEYS_PER_TOP) + 4 * outputs) as u64
+        let logits = TpScratch::capacity(self.rows_max, self.length_max) as u64;
+        let scores = logits.saturating_add(logits / KEYS_PER_TOP as u64);
+        let slots = (self.topk as u64).saturating_mul(1 + u64::from(self.ids)).saturating_add(1);
+        let outputs = (self.rows_max as u64).saturating_mul(slots);
+        scores.saturating_mul(2).saturating_add(outputs.saturating_mul(4))
     }
 }
 

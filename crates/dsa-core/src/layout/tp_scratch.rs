@@ -81,9 +81,14 @@ impl TpScratch {
         self.logits_len() / KEYS_PER_TOP
     }
 
-    /// Elements that a logits buffer needs for any step of `rows` rows of up to `len_max` keys.
+    /// Elements that a logits buffer needs for any step of `rows` rows of up to `len_max` keys; `usize::MAX` if their
+    /// number is larger.
     pub const fn capacity(rows: usize, len_max: usize) -> usize {
-        rows * len_max.next_multiple_of(TILE)
+        match len_max.checked_next_multiple_of(TILE) {
+            Some(width) => rows.saturating_mul(width),
+            None if rows == 0 => 0,
+            None => usize::MAX,
+        }
     }
 }
 
@@ -132,6 +137,17 @@ mod tests {
         let refused = ShapeError::RowsNotWholeRequests { rows: 4, q: 3 };
         assert_eq!(TpScratch::plan(&[1; 4], 3, 512, 1000), Err(refused));
         assert_eq!(TpScratch::plan(&[], 0, 512, 1000), Err(ShapeError::RowsPerRequestOutOfRange { q: 0 }));
+    }
+
+    #[test]
+    fn the_capacity_saturates() {
+        assert_eq!(TpScratch::capacity(3, 129), 3 * 256);
+        assert_eq!(TpScratch::capacity(2, usize::MAX - 127), usize::MAX);
+        assert_eq!(TpScratch::capacity(1, usize::MAX - 127), usize::MAX - 127);
+        for (rows, len_max) in [(1, usize::MAX), (usize::MAX, usize::MAX), (usize::MAX, 2)] {
+            assert_eq!(TpScratch::capacity(rows, len_max), usize::MAX);
+        }
+        assert_eq!(TpScratch::capacity(0, usize::MAX), 0);
     }
 
     proptest! {
