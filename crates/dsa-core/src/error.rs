@@ -76,6 +76,12 @@ pub enum ShapeError {
         /// Tokens per page.
         page: usize,
     },
+    /// An MLA page of more than [`CONTEXT_MAX`] tokens.
+    #[error("a KV page of {page} tokens is longer than the longest context, {CONTEXT_MAX}")]
+    KvPageTooLarge {
+        /// Tokens per page.
+        page: usize,
+    },
     /// MLA blocks that would overlap.
     #[error("KV blocks {block_rows} rows apart overlap: a page has {page} tokens")]
     KvBlockTooSmall {

@@ -58,8 +58,11 @@ impl SelectShape {
     /// `q`, `topk` or `page` outside the supported limits.
     pub fn new(q: usize, topk: usize, page: usize) -> Result<Self, ShapeError> {
         IndexShape::new(0, q, topk, CONTEXT_MAX)?;
-        if !page.is_power_of_two() || page > CONTEXT_MAX {
+        if !page.is_power_of_two() {
             return Err(ShapeError::PageNotPowerOfTwo { page });
+        }
+        if page > CONTEXT_MAX {
+            return Err(ShapeError::KvPageTooLarge { page });
         }
         Ok(SelectShape { q: q as u32, topk: topk as u32, page: page as u32, ids: false, hold: false, foreign: false })
     }

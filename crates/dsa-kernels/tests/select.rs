@@ -115,9 +115,11 @@ fn topk_is_accepted_or_refused_when_planned() {
     for q in [0, 9] {
         assert_eq!(SelectShape::new(q, 128, 64), Err(ShapeError::RowsPerRequestOutOfRange { q }));
     }
-    for page in [0, 3, 48, 1 << 21] {
+    for page in [0, 3, 48, (1 << 21) + 1] {
         assert_eq!(SelectShape::new(1, 128, page), Err(ShapeError::PageNotPowerOfTwo { page }));
     }
+    assert!(SelectShape::new(1, 128, 1 << 20).is_ok());
+    assert_eq!(SelectShape::new(1, 128, 1 << 21), Err(ShapeError::KvPageTooLarge { page: 1 << 21 }));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dsa_core::KvShape;
-use dsa_kernels::score::{IndexerScore, KeyCache, ScoreForm, ScoreOutput, ScoreShape, ScoreStep};
-use dsa_kernels::select::{IndexerSelect, SelectShape, SelectStep};
+use dsa_kernels::score::{IndexerScore, KeyCache, ScoreOutput, ScoreStep};
+use dsa_kernels::select::{IndexerSelect, SelectStep};
 use gpu::{Device, Stream, View};
 
 use crate::error::Error;
@@ -106,13 +106,10 @@ impl FusedIndexer {
                 continue;
             }
             // The kernels depend on q, not on the rows: shapes of one q share them.
-            let form = ScoreForm::Compact { topk: layer.topk as u32 };
-            let score = ScoreShape::new(shape.q, form, layer.scale_form)?;
-            let select = SelectShape::new(shape.q, layer.topk, layer.kv_page)?;
-            let select = select.with_ids(ids).with_hold(hold.contains(&shape));
+            let select = layer.select_shape(shape)?.with_ids(ids).with_hold(hold.contains(&shape));
             plans.push(Plan {
                 shape,
-                score: scratch.kernels.score(device, score)?,
+                score: scratch.kernels.score(device, layer.score_shape(shape)?)?,
                 select: scratch.kernels.select(device, select)?,
             });
         }

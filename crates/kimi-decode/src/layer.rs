@@ -1,8 +1,10 @@
 //! What a layer needs, and whether it can be served.
 
-use dsa_core::consts::PAGE;
+use dsa_core::consts::{PAGE, POOL_ROWS_MAX};
 use dsa_core::layout::fp8_page::{self, ScaleForm};
 use dsa_core::{IndexCacheShape, IndexShape, KvShape, ShapeError};
+use dsa_kernels::score::{ScoreForm, ScoreShape};
+use dsa_kernels::select::SelectShape;
 use gpu::Device;
 use ptx::Target;
 
@@ -35,13 +37,13 @@ pub struct LayerSpec {
     pub scale_form: ScaleForm,
     /// Tokens per page of the indexer cache; 64.
     pub index_page: usize,
-    /// Pages of the indexer cache.
+    /// Pages of the indexer cache; 0 only for steps of no rows.
     pub index_blocks: usize,
-    /// Bytes from one page of the indexer cache to the next.
+    /// Bytes from one page of the indexer cache to the next, below 2^40: a stride of a tensor copy.
     pub index_page_stride: usize,
-    /// Tokens per page of the MLA cache, a power of two.
+    /// Tokens per page of the MLA cache, a power of two up to 2^20.
     pub kv_page: usize,
-    /// MLA cache rows from one block to the next.
+    /// MLA cache rows from one block to the next, below 2^31.
     pub kv_block_rows: usize,
     /// Blocks of the MLA cache.
     pub kv_blocks: usize,
@@ -62,6 +64,18 @@ impl LayerSpec {
     /// A page that is no power of two, overlapping blocks, or a pool of 2^31 rows or more.
     pub fn kv(&self) -> Result<KvShape, ShapeError> {
         KvShape::new(self.kv_page, self.kv_block_rows, self.kv_blocks)
+    }
+
+    /// The score kernel of steps of `shape`.
+    pub(crate) fn score_shape(&self, shape: StepShape) -> Result<ScoreShape, ShapeError> {
+        // A top-k that does not fit is none that is supported.
+        let topk = u32::try_from(self.topk).map_err(|_| ShapeError::TopkUnsupported { topk: self.topk })?;
+        ScoreShape::new(shape.q, ScoreForm::Compact { topk }, self.scale_form)
+    }
+
+    /// The select kernel of steps of `shape`, without ids and hold.
+    pub(crate) fn select_shape(&self, shape: StepShape) -> Result<SelectShape, ShapeError> {
+        SelectShape::new(shape.q, self.topk, self.kv_page)
     }
 
     /// The longest row that can occur: no row has more keys than the cache.
@@ -89,6 +103,24 @@ pub enum Unsupported {
     #[error("indexer pages of {found} tokens: {PAGE} needed")]
     IndexPage {
         /// Tokens per page.
+        found: usize,
+    },
+    /// An indexer cache whose pages lie further apart than a tensor copy can step.
+    #[error("indexer pages {found} bytes apart: below 2^40 needed, the largest stride of a tensor copy")]
+    IndexPageStride {
+        /// Bytes from one page to the next.
+        found: usize,
+    },
+    /// Rows over an indexer cache without pages.
+    #[error("{rows} rows over an indexer cache of no pages: at least one page needed")]
+    NoIndexPages {
+        /// Rows of the step.
+        rows: usize,
+    },
+    /// MLA blocks further apart than a physical row can number.
+    #[error("KV blocks {found} rows apart: at most {POOL_ROWS_MAX} needed, physical rows are 32-bit")]
+    KvBlockRows {
+        /// Rows from one block to the next.
         found: usize,
     },
     /// More rows than the scratch holds.
@@ -120,6 +152,9 @@ pub enum Unsupported {
     ScratchIds,
 }
 
+/// Strides of a tensor copy are below this many bytes.
+const INDEX_PAGE_STRIDE_END: usize = 1 << 40;
+
 /// The first reason why steps of `shape` of `layer` cannot run on `device` over a scratch of `scratch`.
 pub(crate) fn supports(
     device: &Device,
@@ -135,7 +170,19 @@ pub(crate) fn supports(
         return Err(Unsupported::IndexPage { found: layer.index_page });
     }
     layer.index_cache()?;
+    if layer.index_page_stride >= INDEX_PAGE_STRIDE_END {
+        return Err(Unsupported::IndexPageStride { found: layer.index_page_stride });
+    }
+    if layer.index_blocks == 0 && shape.rows > 0 {
+        return Err(Unsupported::NoIndexPages { rows: shape.rows });
+    }
     layer.kv()?;
+    // A pool of no blocks, which is one of unknown size, says nothing of their distance.
+    if layer.kv_block_rows as u64 > POOL_ROWS_MAX {
+        return Err(Unsupported::KvBlockRows { found: layer.kv_block_rows });
+    }
+    layer.score_shape(shape)?;
+    layer.select_shape(shape)?;
     if shape.rows > scratch.rows_max {
         return Err(Unsupported::ScratchRows { rows: shape.rows, rows_max: scratch.rows_max });
     }
@@ -145,5 +192,6 @@ pub(crate) fn supports(
     if layer.row_len_max() > scratch.length_max {
         return Err(Unsupported::ScratchLength { length: layer.row_len_max(), length_max: scratch.length_max });
     }
+    scratch.validate()?;
     Ok(())
 }

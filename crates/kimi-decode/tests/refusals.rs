@@ -53,10 +53,35 @@ fn supports_names_the_reason() {
     );
     assert_eq!(reason(|l, _, _| l.index_blocks = 1 << 31), shape(TooManyBlocks { blocks: 1 << 31 }));
     assert_eq!(reason(|l, _, _| l.kv_page = 48), shape(PageNotPowerOfTwo { page: 48 }));
+    let page = 1 << 21;
+    assert_eq!(
+        reason(|l, _, _| (l.kv_page, l.kv_block_rows, l.kv_blocks) = (page, page, 1)),
+        shape(KvPageTooLarge { page })
+    );
+    assert!(
+        KvPageTooLarge { page }.to_string().contains("2097152") && !KvPageTooLarge { page }.to_string().contains("two")
+    );
+    let page = 1 << 20;
+    assert_eq!(reason(|l, _, _| (l.kv_page, l.kv_block_rows, l.kv_blocks) = (page, page, 1)), Ok(()));
+    for found in [1 << 40, usize::MAX - 15] {
+        assert_eq!(reason(|l, _, _| l.index_page_stride = found), Err(Unsupported::IndexPageStride { found }));
+    }
+    assert_eq!(reason(|l, _, _| l.index_page_stride = (1 << 40) - 16), Ok(()));
+    assert_eq!(reason(|l, _, _| l.index_blocks = 0), Err(Unsupported::NoIndexPages { rows: 4 }));
+    assert_eq!(reason(|l, _, s| (l.index_blocks, s.rows) = (0, 0)), Ok(()), "no rows need no pages");
+    // A pool of unknown size.
+    for found in [1 << 31, 1 << 32, usize::MAX] {
+        let far = reason(|l, _, _| (l.kv_block_rows, l.kv_blocks) = (found, 0));
+        assert_eq!(far, Err(Unsupported::KvBlockRows { found }));
+    }
+    assert_eq!(reason(|l, _, _| (l.kv_block_rows, l.kv_blocks) = (i32::MAX as usize, 0)), Ok(()));
     assert_eq!(reason(|l, _, _| l.kv_block_rows = 63), shape(KvBlockTooSmall { block_rows: 63, page: 64 }));
     assert_eq!(reason(|l, _, _| l.kv_blocks = 1 << 25), shape(PoolTooLarge { blocks: 1 << 25, block_rows: 64 }));
     assert_eq!(reason(|_, c, _| c.rows_max = 3), Err(Unsupported::ScratchRows { rows: 4, rows_max: 3 }));
     assert_eq!(reason(|_, c, _| c.topk = 128), Err(Unsupported::ScratchTopk { topk: 256, topk_max: 128 }));
+    // A scratch that cannot be reserved.
+    assert!(matches!(reason(|_, c, _| c.rows_max = 8193), Err(Unsupported::Shape(TooManyRequests { .. }))));
+    assert_eq!(reason(|_, c, _| c.topk = usize::MAX), shape(TopkUnsupported { topk: usize::MAX }));
     let long = |l: &mut LayerSpec| (l.context_len_max, l.index_blocks) = (9000, 1000);
     let too_long = Unsupported::ScratchLength { length: 9000, length_max: step().context_len_max };
     assert_eq!(reason(|l, _, _| long(l)), Err(too_long));
@@ -96,6 +121,18 @@ fn scratch_of_impossible_sizes_is_refused() {
     assert!(matches!(refused, Some(Error::Device(gpu::Error::OutOfMemory { .. }))), "{refused:?}");
     assert_eq!(spec.bytes(), 2 * (8192u64 << 20) * 9 / 8 + 4 * 8192 * (2 * 256 + 1));
     assert!(reserve(&|s| s.rows_max = 0).is_none(), "no rows are legal");
+    let endless = ScratchSpec { rows_max: usize::MAX, length_max: usize::MAX, topk: usize::MAX, ids: true };
+    assert_eq!(endless.bytes(), u64::MAX);
+    for change in [
+        |s: &mut ScratchSpec| s.rows_max = usize::MAX,
+        |s: &mut ScratchSpec| s.length_max = usize::MAX,
+        |s: &mut ScratchSpec| s.topk = usize::MAX,
+    ] {
+        let mut spec = scratch_of(&step());
+        change(&mut spec);
+        assert_eq!(spec.bytes(), u64::MAX);
+        assert!(matches!(IndexerScratch::reserve(&device, spec).err(), Some(Error::Unsupported(_))), "{spec:?}");
+    }
 }
 
 #[test]

@@ -48,9 +48,9 @@ struct Inputs {
 
 impl Inputs {
     fn upload(device: &Device, step: &DecodeStep) -> Result<Self, gpu::Error> {
-        // A cache needs an address even if the step has no keys.
+        // A cache has a page even if the step has no keys.
         let empty = [0; fp8_page::BYTES];
-        let cache: &[u8] = if step.cache.is_empty() { &empty } else { &step.cache };
+        let cache: &[u8] = if step.blocks == 0 { &empty } else { &step.cache };
         Ok(Inputs {
             queries: device.upload(&step.queries)?,
             weights: device.upload(&step.weights)?,
@@ -92,7 +92,7 @@ fn run_both_forms(
         context_len_max: step.context_len_max,
         scale_form: step.scale_form,
         index_page: PAGE,
-        index_blocks: step.blocks,
+        index_blocks: step.blocks.max(1),
         index_page_stride: step.page_stride,
         kv_page: step.kv_page,
         kv_block_rows: step.kv_block_rows,
@@ -166,7 +166,7 @@ fn score_every_row(stream: &Stream, inputs: &Inputs, step: &DecodeStep) -> Resul
     let scratch = PitchedScratch::new(step.rows, step.context_len_max);
     let logits = device.alloc::<u16>(scratch.logits_len())?;
     let shape = ScoreShape::new(step.q, ScoreForm::Pitched, step.scale_form)?;
-    let cache = IndexCacheShape::new(step.blocks, fp8_page::BYTES, step.page_stride)?;
+    let cache = IndexCacheShape::new(step.blocks.max(1), fp8_page::BYTES, step.page_stride)?;
     let cache = KeyCache::new(device, &inputs.cache.as_view(), cache)?;
     IndexerScore::new(device, shape)?.launch(
         stream,
