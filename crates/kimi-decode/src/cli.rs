@@ -10,7 +10,8 @@ mod query;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// The decode-time sparse attention front end: indexer scores and exact top-k, on a GPU or on the simulator.
 ///
@@ -65,7 +66,12 @@ impl From<std::io::Error> for Failure {
 
 /// Parses the arguments, runs the command, reports how it ended.
 pub fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // --help and --version.
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => return fail(2, &usage(&error)),
+    };
     let stdout = &mut std::io::stdout().lock();
     let ended = match cli.command {
         Command::Index(args) => index::run(&args, stdout),
@@ -74,11 +80,28 @@ pub fn run() -> ExitCode {
         Command::Info => info::run(stdout),
     };
     let ended = ended.and_then(|()| Ok(stdout.flush()?));
-    let (code, line) = match ended {
-        Ok(()) | Err(Failure::StdoutClosed) => return ExitCode::SUCCESS,
-        Err(Failure::Mismatch(line)) => (1, line),
-        Err(Failure::Unusable(line)) => (2, line),
-    };
+    match ended {
+        Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
+        Err(Failure::Mismatch(line)) => fail(1, &line),
+        Err(Failure::Unusable(line)) => fail(2, &line),
+    }
+}
+
+/// What is wrong with the arguments: the first paragraph of what clap says, without the usage that follows.
+fn usage(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let names: Vec<String> =
+            Cli::command().get_subcommands().map(|command| command.get_name().to_string()).collect();
+        return format!("a command is needed: {}; try --help", names.join(", "));
+    }
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    format!("{}; try --help", paragraph.join(" "))
+}
+
+/// Says why on stderr.
+fn fail(code: u8, line: &str) -> ExitCode {
     // One line, whatever a file name or a driver's log contains. Nobody is left to tell if stderr is closed.
     let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let _ = writeln!(std::io::stderr(), "kimi-decode: {line}");

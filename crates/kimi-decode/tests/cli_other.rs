@@ -88,3 +88,37 @@ fn a_reader_that_stops_early_is_no_error() {
     let ended = child.wait_with_output().unwrap();
     assert_eq!((&first, ended.status.code(), &ended.stderr[..]), (b".version", Some(0), &b""[..]));
 }
+
+#[test]
+fn arguments_that_cannot_be_used_are_told_in_one_line() {
+    let refused = |args: &[&str], says: &[&str]| {
+        refused(args, says);
+        let stderr = kimi_decode(args).stderr;
+        assert!(stderr.starts_with("kimi-decode: ") && stderr.ends_with("; try --help\n"), "{stderr}");
+        assert!(!stderr.contains("error: ") && !stderr.contains("Usage"), "{stderr}");
+    };
+    refused(&[], &["a command is needed: index, query, ptx, info"]);
+    refused(&["dance"], &["unrecognized subcommand 'dance'"]);
+    refused(&["index"], &["required arguments", "<FILE>"]);
+    refused(&["index", "file", "--device", "tpu"], &["'tpu'", "--device", "needed sim or cuda:N"]);
+    refused(&["index", "file", "--seed", "x"], &["'x'", "--seed"]);
+    refused(&["index", "file", "--ranks", "2"], &["unexpected argument '--ranks'"]);
+    refused(&["index", "file", "another"], &["unexpected argument 'another'"]);
+    refused(&["index", "file", "--out"], &["--out"]);
+    refused(&["query", "file", "--cache", "nvfp5"], &["'nvfp5'", "[possible values: ds, fp8-dsa, fp8-k3, nvfp4]"]);
+    refused(&["ptx", "--no\n\nsuch"], &["unexpected argument '--no"]);
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    for (args, says) in [
+        (&["--help"][..], "Usage: kimi-decode <COMMAND>"),
+        (&["help"], "Usage: kimi-decode <COMMAND>"),
+        (&["index", "--help"], "Usage: kimi-decode index"),
+        (&["--version"], concat!("kimi-decode ", env!("CARGO_PKG_VERSION"))),
+    ] {
+        let run = kimi_decode(args);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{args:?}");
+        assert!(run.stdout.contains(says), "no {says:?} in\n{}", run.stdout);
+    }
+}
