@@ -17,8 +17,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kimi_decode::check::{self, Answer, LogitsReport, Report};
 use kimi_decode::step_file::StepFile;
 
+use super::Failure;
 use super::device::{self, DeviceArg};
-use super::{Failure, output};
+use super::output::{self, Output};
 use device_step::StepTime;
 
 /// Run score and select on a decode step from a safetensors file, and check it against the file's expected.* tensors
@@ -40,9 +41,7 @@ pub struct IndexArgs {
 /// Runs the command.
 pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let file = StepFile::read(&args.file).map_err(Failure::unusable)?;
-    if let Some(out) = &args.out {
-        output::check(out)?;
-    }
+    let out = args.out.as_ref().map(|out| Output::create(out, &args.file)).transpose()?;
     let (device, why) = device::open(args.device, args.seed)?;
     let progress = progress(&device, &file);
     let (answer, time) = device_step::run(&device, &file, |stage| progress.set_message(stage))?;
@@ -52,17 +51,24 @@ pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let checked = check::check(&file.step, &answer, &selected, file.expected.as_ref(), dot);
     progress.finish_and_clear();
 
-    print_header(stdout, args, &file, &why)?;
-    print_rows(stdout, &file, &answer, &selected, time)?;
-    match &checked {
-        Ok(report) => print_report(stdout, &file, report)?,
-        Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
-    }
-    if let Some(out) = &args.out {
-        output::write(out, &file.step, &answer, file.logits_width())?;
-        writeln!(stdout, "wrote       {}", out.display())?;
-    }
-    checked.map(drop).map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))
+    let written = out.map(|out| out.write(&output::tensors(&file.step, &answer, file.logits_width()))).transpose();
+    let mut print = || {
+        print_header(stdout, args, &file, &why)?;
+        print_rows(stdout, &file, &answer, &selected, time)?;
+        match &checked {
+            Ok(report) => print_report(stdout, &file, report)?,
+            Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
+        }
+        if let (Some(out), Ok(_)) = (&args.out, &written) {
+            writeln!(stdout, "wrote       {}", out.display())?;
+        }
+        Ok(())
+    };
+    let printed = print();
+    // Whoever reads stdout or does not: the outcome is that of the step.
+    written?;
+    checked.map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))?;
+    printed
 }
 
 fn print_header(stdout: &mut impl Write, args: &IndexArgs, file: &StepFile, why: &str) -> Result<(), Failure> {

@@ -13,8 +13,9 @@ use kimi_decode::step_file::query::QueryFile;
 use mla_query::{MlaCache, MlaError, MlaQuery, MlaShape, MlaStep, MlaWeights};
 use safetensors::Dtype;
 
+use super::Failure;
 use super::device::{self, DeviceArg};
-use super::{Failure, output};
+use super::output::{Output, Tensor};
 
 /// Run the MLA query and KV insert on a step from a safetensors file, and check it against the file's expected.* tensors
 #[derive(Args)]
@@ -69,42 +70,47 @@ pub fn run(args: &QueryArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     if tokens == 0 || tokens > file.tokens {
         return Err(Failure::Unusable(format!("--batch: found {tokens}, needed 1..={} (tokens of qkv)", file.tokens)));
     }
-    if let Some(out) = &args.out {
-        output::check(out)?;
-    }
+    let out = args.out.as_ref().map(|out| Output::create(out, &args.file)).transpose()?;
     let (device, why) = device::open(args.device, args.seed)?;
     let shape = MlaShape::new(file.heads, tokens, args.cache.form(), file.page_tokens).map_err(Failure::unusable)?;
     let shape = shape.with_qc(true);
     let (answer, dropped) = launch(&device, &file, shape, tokens).map_err(Failure::unusable)?;
     let checked = check_query(&file, shape.form(), &answer);
 
-    writeln!(stdout, "step        {}", args.file.display())?;
-    writeln!(
-        stdout,
-        "            {tokens} of {} tokens, {} heads, {} pages of {} tokens, {} bytes each",
-        file.tokens,
-        file.heads,
-        file.pages,
-        file.page_tokens,
-        shape.form().entry_bytes()
-    )?;
-    writeln!(stdout, "device      {why}")?;
-    writeln!(stdout, "kernel      {}: {}", shape.name(), shape.plan())?;
-    let skipped = file.slots[..tokens].iter().filter(|slot| **slot < 0).count();
-    writeln!(
-        stdout,
-        "cache       {} tokens inserted, {skipped} skipped, {dropped} dropped: their slots lie past the cache",
-        tokens - skipped - dropped as usize
-    )?;
-    match &checked {
-        Ok(compared) => print_report(stdout, compared)?,
-        Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
-    }
-    if let Some(out) = &args.out {
-        write(out, &file, shape, &answer)?;
-        writeln!(stdout, "wrote       {}", out.display())?;
-    }
-    checked.map(drop).map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))
+    let written = out.map(|out| out.write(&tensors(&file, shape, &answer))).transpose();
+    let mut print = || {
+        writeln!(stdout, "step        {}", args.file.display())?;
+        writeln!(
+            stdout,
+            "            {tokens} of {} tokens, {} heads, {} pages of {} tokens, {} bytes each",
+            file.tokens,
+            file.heads,
+            file.pages,
+            file.page_tokens,
+            shape.form().entry_bytes()
+        )?;
+        writeln!(stdout, "device      {why}")?;
+        writeln!(stdout, "kernel      {}: {}", shape.name(), shape.plan())?;
+        let skipped = file.slots[..tokens].iter().filter(|slot| **slot < 0).count();
+        writeln!(
+            stdout,
+            "cache       {} tokens inserted, {skipped} skipped, {dropped} dropped: their slots lie past the cache",
+            tokens - skipped - dropped as usize
+        )?;
+        match &checked {
+            Ok(compared) => print_report(stdout, compared)?,
+            Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
+        }
+        if let (Some(out), Ok(_)) = (&args.out, &written) {
+            writeln!(stdout, "wrote       {}", out.display())?;
+        }
+        Ok(())
+    };
+    let printed = print();
+    // Whoever reads stdout or does not: the outcome is that of the step.
+    written?;
+    checked.map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))?;
+    printed
 }
 
 /// Runs the first `tokens` tokens over a fresh cache; also the number of slots past it.
@@ -171,14 +177,14 @@ fn print_report(stdout: &mut impl Write, compared: &[Compared]) -> Result<(), Fa
     Ok(())
 }
 
-fn write(path: &std::path::Path, file: &QueryFile, shape: MlaShape, answer: &QueryAnswer) -> Result<(), Failure> {
+/// What `--out` holds.
+fn tensors(file: &QueryFile, shape: MlaShape, answer: &QueryAnswer) -> [Tensor; 3] {
     let bytes = answer.q_c.iter().flat_map(|bits| bits.to_le_bytes()).collect();
     let dtype = if shape.is_fp8() { Dtype::F8_E4M3 } else { Dtype::BF16 };
     let cache = vec![file.pages, file.page_tokens, shape.form().entry_bytes()];
-    let tensors = [
+    [
         ("qc", Dtype::BF16, vec![answer.tokens, Q_LORA], bytes),
         ("q", dtype, vec![answer.tokens, file.heads, QUERY], answer.query.clone()),
         ("cache", Dtype::U8, cache, answer.cache.clone()),
-    ];
-    output::write_tensors(path, &tensors)
+    ]
 }
