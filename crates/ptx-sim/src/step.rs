@@ -397,6 +397,7 @@ impl Exec<'_> {
                     self.tensor_map(map, lane)?;
                 }
             }
+            Op::MmaBf16 { acc, a, b } => return self.mma_bf16(acc, a, b),
             Op::WgmmaFence => return self.wgmma_fence(),
             Op::Wgmma { input, n, ref acc, a, b, scale_d } => return self.wgmma(input, n, acc, a, b, scale_d),
             Op::WgmmaCommit => return self.wgmma_commit(),

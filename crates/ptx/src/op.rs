@@ -546,6 +546,11 @@ pub enum Op {
     /// Brings a tensor map into the descriptor cache.
     PrefetchTensormap { map: RegId },
 
+    // -- warp MMA
+    /// `acc += A . B` of m16n8k16 over the warp: A is 16 x 16 and B 16 x 8, both BF16, `acc` FP32; see
+    /// [`MmaTile`](crate::MmaTile) for which lane holds what.
+    MmaBf16 { acc: [RegId; 4], a: [RegId; 4], b: [RegId; 2] },
+
     // -- warpgroup MMA
     /// Orders register and accumulator accesses before the following MMAs.
     WgmmaFence,

@@ -441,6 +441,10 @@ impl Printer<'_> {
                 line!(self, "    cp.async.bulk.wait_group{} {pending};", if *read { ".read" } else { "" });
             }
             Op::PrefetchTensormap { map } => line!(self, "    prefetch.tensormap [{}];", r(*map)),
+            Op::MmaBf16 { acc, a, b } => {
+                let [acc, a, b] = [&acc[..], a, b].map(|regs| vector(regs.iter().map(|x| r(*x))));
+                line!(self, "    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {acc}, {a}, {b}, {acc};");
+            }
             Op::WgmmaFence => line!(self, "    wgmma.fence.sync.aligned;"),
             Op::Wgmma { input, n, acc, a, b, scale_d } => {
                 let (ty, transpose) = match input {

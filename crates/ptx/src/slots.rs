@@ -282,6 +282,14 @@ impl Op {
             }
             Op::BulkCommit | Op::BulkWait { .. } => {}
             Op::PrefetchTensormap { map } => uses!(B64, r(*map)),
+            Op::MmaBf16 { acc, a, b } => {
+                for d in acc {
+                    f(DefUse, B32, r(*d));
+                }
+                for x in a.iter().chain(b) {
+                    uses!(B32, r(*x));
+                }
+            }
             Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {}
             Op::Wgmma { acc, a, b, scale_d, .. } => {
                 // With a constant `scale_d` of false the old accumulator is not read.

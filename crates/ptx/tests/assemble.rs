@@ -30,7 +30,7 @@ variants! {
     Mapa, StAsync, ClusterArrive, ClusterWait,
     MbarInit, MbarInval, MbarArrive, MbarArriveExpectTx, MbarExpectTx, MbarTryWait, MbarTestWait,
     TensorG2s, BulkG2s, BulkS2g, BulkCommit, BulkWait, PrefetchTensormap,
-    WgmmaFence, Wgmma, WgmmaCommit, WgmmaWait,
+    MmaBf16, WgmmaFence, Wgmma, WgmmaCommit, WgmmaWait,
     GridDepWait, GridDepLaunch, SetMaxNReg, Nanosleep,
 }
 
@@ -312,6 +312,13 @@ fn clusters(out: Global<u32>, v: &Values) {
     cluster_sync();
 }
 
+fn warp_products(out: Global<u32>, v: &Values) {
+    let pair = Reg::<Bf16x2>::from_bits(v.word);
+    let tile = MmaTile::zero();
+    tile.mma_bf16([pair; 4], [pair; 2]);
+    (0..4).for_each(|j| keep(out, tile.get(j)));
+}
+
 fn control(out: Global<u32>, v: &Values) {
     let sum = Var::new(v.word);
     when(lane_index().lt(3), || sum.add(1));
@@ -355,6 +362,7 @@ fn by_the_builder(target: Target, constant: bool) -> Ir {
         warp(p.out, &v);
         copies(p.out, p.map, &v);
         clusters(p.out, &v);
+        warp_products(p.out, &v);
         if target == Target::Sm90a {
             products(p.out);
         }

@@ -564,3 +564,24 @@ fn clusters() {
     ];
     assert_eq!(&got[got.len() - want.len()..], want);
 }
+
+#[test]
+fn warp_products() {
+    check(
+        |p| {
+            let pair = Reg::<Bf16x2>::from_bits(p.n);
+            let tile = MmaTile::zero();
+            tile.mma_bf16([pair; 4], [pair; 2]);
+            let _ = tile.get(2);
+        },
+        &[
+            "mov.b32 %r1, 0;",
+            "mov.b32 %r2, 0;",
+            "mov.b32 %r3, 0;",
+            "mov.b32 %r4, 0;",
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1, %r2, %r3, %r4}, {%r0, %r0, %r0, %r0}, \
+             {%r0, %r0}, {%r1, %r2, %r3, %r4};",
+            "mov.b32 %r5, %r3;",
+        ],
+    );
+}

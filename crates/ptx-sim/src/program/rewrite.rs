@@ -158,6 +158,9 @@ pub(super) fn rewrite(op: &Op, map: impl Fn(RegId) -> RegId, label: impl Fn(Labe
         }
         Op::BulkCommit | Op::BulkWait { .. } => {}
         Op::PrefetchTensormap { map: tensor_map } => regs!(tensor_map),
+        Op::MmaBf16 { acc, a, b } => {
+            acc.iter_mut().chain(a).chain(b).for_each(|x| *x = r(x));
+        }
         Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {}
         Op::Wgmma { acc, a, b, scale_d, .. } => {
             acc.iter_mut().for_each(|x| *x = r(x));

@@ -1,4 +1,4 @@
-//! Warpgroup MMAs: issue, commit, wait.
+//! Matrix products: those of a warp, and the issue, commit and wait of a warpgroup's.
 
 use ptx::Class;
 use ptx::op::{MmaInput, Operand, RegId, ScaleD, WgmmaA};
@@ -6,6 +6,7 @@ use ptx::op::{MmaInput, Operand, RegId, ScaleD, WgmmaA};
 use super::warp_ops::converge;
 use super::{Exec, Flow, Step};
 use crate::block::Cta;
+use crate::numeric::tensor_core::mma_bf16_k16;
 use crate::race::Access;
 use crate::registers::LANES;
 use crate::shared::BASE;
@@ -15,6 +16,37 @@ use crate::warpgroup::{ALL_WARPS, MatrixA, Mma, PendingTile};
 use crate::wgmma::{K_BYTES, M, SharedOperand, Tile, WgmmaError, place_register_operand};
 
 impl Exec<'_> {
+    /// `mma.sync.m16n8k16`: lane `4 g + q` holds A rows g and g + 8, B column g, and acc columns 2 q and 2 q + 1.
+    pub(super) fn mma_bf16(&mut self, acc: [RegId; 4], a: [RegId; 4], b: [RegId; 2]) -> Result<Flow, Box<Stop>> {
+        converge!(self, u32::MAX);
+        let (mut rows, mut columns) = ([[0u16; 16]; 16], [[0u16; 16]; 8]);
+        let halves = |word: u32| [word as u16, (word >> 16) as u16];
+        for (i, reg) in a.into_iter().enumerate() {
+            for (lane, word) in self.r32(Operand::Reg(reg))?.into_iter().enumerate() {
+                let k = 2 * (lane % 4) + 8 * (i / 2);
+                rows[lane / 4 + 8 * (i % 2)][k..k + 2].copy_from_slice(&halves(word));
+            }
+        }
+        for (i, reg) in b.into_iter().enumerate() {
+            for (lane, word) in self.r32(Operand::Reg(reg))?.into_iter().enumerate() {
+                let k = 2 * (lane % 4) + 8 * i;
+                columns[lane / 4][k..k + 2].copy_from_slice(&halves(word));
+            }
+        }
+        let place = |j: usize, lane: usize| (lane / 4 + 8 * (j / 2)) * 8 + 2 * (lane % 4) + j % 2;
+        let mut tile = [0f32; 16 * 8];
+        for (j, reg) in acc.into_iter().enumerate() {
+            for (lane, word) in self.r32(Operand::Reg(reg))?.into_iter().enumerate() {
+                tile[place(j, lane)] = f32::from_bits(word);
+            }
+        }
+        mma_bf16_k16(&rows, &columns, &mut tile);
+        for (j, reg) in acc.into_iter().enumerate() {
+            self.w32(reg, &std::array::from_fn(|lane| tile[place(j, lane)].to_bits()))?;
+        }
+        Ok(Flow::Next)
+    }
+
     /// (warpgroup, warp within it).
     fn warpgroup(&self) -> (usize, usize) {
         (self.warp.index as usize / 4, self.warp.index as usize % 4)

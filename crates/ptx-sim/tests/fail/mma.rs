@@ -181,3 +181,17 @@ fn unused_helper_sums_two_registers() {
     });
     check(&k, 1, |_| 64f32.to_bits(), 128);
 }
+
+#[test]
+fn warp_product_of_half_a_warp() {
+    let line = line!() + 5;
+    let k = kernel(32, |p| {
+        let pair = Reg::<Bf16x2>::from_bits(p.n);
+        let tile = MmaTile::zero();
+        when(lane_index().lt(16), || {
+            tile.mma_bf16([pair; 4], [pair; 2]);
+        });
+        p.out.at(lane_index()).store(tile.get(0).bitcast::<u32>());
+    });
+    fails_in(&modes(), &k, 1, TrapKind::Divergent, file!(), &[line]);
+}
