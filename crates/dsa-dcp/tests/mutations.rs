@@ -174,6 +174,30 @@ fn the_list_is_complete_before_its_flag() {
 }
 
 #[test]
+fn the_flag_releases_its_list() {
+    let relaxed = |ir: &mut KernelIr| {
+        let mut changed = 0;
+        for inst in &mut ir.insts {
+            if let Op::St { sem: sem @ Sem::Release(Scope::Sys), .. } = &mut inst.op {
+                *sem = Sem::Relaxed(Scope::Sys);
+                changed += 1;
+            }
+        }
+        assert_eq!(changed, 1);
+    };
+    assert_caught("flag not released", 40, None, Some(&relaxed));
+    // Released to the wrong audience.
+    let narrow = |ir: &mut KernelIr| {
+        for inst in &mut ir.insts {
+            if let Op::St { sem: sem @ Sem::Release(Scope::Sys), .. } = &mut inst.op {
+                *sem = Sem::Release(Scope::Gpu);
+            }
+        }
+    };
+    assert_caught("flag released to one GPU", 40, None, Some(&narrow));
+}
+
+#[test]
 fn everything_that_peers_write_is_accessed_at_system_scope() {
     let strong =
         |sem: Sem| matches!(sem, Sem::Relaxed(Scope::Sys) | Sem::Acquire(Scope::Sys) | Sem::Release(Scope::Sys));
