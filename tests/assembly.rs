@@ -53,13 +53,13 @@ fn specialisations() -> Vec<Specialisation> {
     all
 }
 
-/// Both cluster sizes and every number of tokens per cluster, and every form, page and flag with one of them.
+/// Both cluster sizes, every number of tokens per cluster and both tiles, and every form, page and flag with some of them.
 fn mla_shapes() -> Vec<MlaShape> {
     let shape = |heads, batch, form, page| MlaShape::new(heads, batch, form, page).unwrap();
     let mut shapes = Vec::new();
     for heads in [6, 12] {
         shapes.extend((1..=8).map(|batch| shape(heads, batch, MlaCacheForm::Fp8Ds, 64).with_qc(true)));
-        for (form, batch) in MlaCacheForm::ALL.into_iter().flat_map(|form| [1, 3, 8].map(|batch| (form, batch))) {
+        for (form, batch) in MlaCacheForm::ALL.into_iter().flat_map(|form| [1, 3, 8, 9, 17].map(|batch| (form, batch))) {
             shapes.push(shape(heads, batch, form, 64));
             shapes.push(shape(heads, batch, form, 1).with_qc(true).with_hold(true));
         }

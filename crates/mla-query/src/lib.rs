@@ -8,6 +8,7 @@
 pub mod error;
 pub mod query;
 pub mod shape;
+pub mod tiled;
 
 pub use error::MlaError;
 pub use query::{MlaCache, MlaQuery, MlaStep, MlaWeights};

@@ -25,7 +25,7 @@
 //! A cluster of 8 CTAs (16 for few heads) per head and T <= 8 tokens. Each CTA normalises all T rows (192 threads, 8
 //! values each), multiplies its R rows of Q_B (a warp three rows; with R = 12 two warps share the 1536 columns), sends
 //! the latent part of the result to every CTA of the cluster, and absorbs its L columns. Two more warps, in the CTAs of
-//! head 0, each insert one token's KV row meanwhile. Larger batches take more clusters.
+//! head 0, each insert one token's KV row meanwhile. Larger batches are [tiled](crate::tiled).
 //!
 //! # Order of sums
 //! RMSNorms: eight contiguous values by FMA, a tree over lanes with distances 1, 2, 4, 8, 16, then warps in order. The
@@ -41,10 +41,10 @@
 //! Memory: [`cost`] bytes of weights over bandwidth; behind a predecessor they are loaded already, and what is left is
 //! latency: two norms' worth of reductions, 48 dependent FMAs, one exchange over the cluster.
 
-mod insert;
-mod kernel;
+pub(crate) mod insert;
+pub(crate) mod kernel;
 mod launch;
-mod reduce;
+pub(crate) mod reduce;
 
 pub use kernel::{MlaArgs, MlaParams, build, uk_map};
 pub use launch::{MlaCache, MlaQuery, MlaStep, MlaWeights};

@@ -7,7 +7,7 @@ use crate::error::MlaError;
 
 /// Most tokens of a page.
 pub const PAGE_TOKENS_MAX: usize = 1 << 20;
-/// Most tokens that one cluster takes at a time: its registers hold that many accumulators.
+/// Most tokens that one cluster multiplies one by one, in as many accumulators; more go to the tensor core in tiles.
 pub const TOKENS_MAX: u32 = 8;
 /// Up to this many heads take clusters of 16, of which an H200 surely runs 7 at once; more heads fill the device with
 /// clusters of 8.
@@ -116,7 +116,7 @@ impl MlaShape {
 
     /// CTAs of a cluster, which share one head.
     pub fn cluster(&self) -> u32 {
-        if self.heads <= HEADS_WIDE_CLUSTER { 16 } else { 8 }
+        if self.heads <= HEADS_WIDE_CLUSTER && !self.is_tiled() { 16 } else { 8 }
     }
 
     /// Q_B rows of one CTA.
@@ -129,9 +129,18 @@ impl MlaShape {
         KV_LORA as u32 / self.cluster()
     }
 
+    /// Whether tokens are tiled for the tensor core, else multiplied one by one.
+    pub fn is_tiled(&self) -> bool {
+        self.batch > TOKENS_MAX
+    }
+
     /// Tokens of one cluster.
     pub fn tokens(&self) -> u32 {
-        self.batch.min(TOKENS_MAX)
+        match self.batch {
+            n if n <= TOKENS_MAX => n,
+            n if n <= 16 => 16,
+            _ => 32,
+        }
     }
 
     /// The grid for `tokens` live tokens: parts of a head, heads, groups of tokens.
@@ -149,8 +158,8 @@ impl MlaShape {
         };
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(
-            "mla_query_c{}_t{}_{form}_page{}{}{}",
-            self.cluster(),
+            "mla_query_{}_t{}_{form}_page{}{}{}",
+            if self.is_tiled() { "tiled".into() } else { format!("c{}", self.cluster()) },
             self.tokens(),
             self.page_tokens,
             flag(self.store_qc, "qc"),
@@ -161,10 +170,15 @@ impl MlaShape {
     /// The plan in words: how the work is cut, and why.
     pub fn plan(&self) -> String {
         let (cluster, tokens) = (self.cluster(), self.tokens());
-        let why_cluster = if cluster == 16 { "few heads" } else { "enough heads" };
+        let why_cluster = match (cluster, self.is_tiled()) {
+            (16, _) => "few heads",
+            (_, true) => "rows of 24 fill tensor-core tiles",
+            _ => "enough heads",
+        };
         let why_tokens = match self.batch {
-            n if n <= TOKENS_MAX => "the whole batch reads the weights once",
-            _ => "groups of 8 tokens, which each read the weights",
+            n if n <= TOKENS_MAX => "the whole batch reads the weights once, FP32 FMAs",
+            n if n <= 32 => "the whole batch in one tile, tensor core",
+            _ => "tiles that each read the weights, tensor core",
         };
         format!("clusters of {cluster} per head ({why_cluster}), tokens per cluster: {tokens} ({why_tokens})")
     }
@@ -187,8 +201,9 @@ mod tests {
             let [x, y, z] = shape(heads, batch, MlaCacheForm::Fp8Ds).grid(batch);
             assert_eq!(x * y * z, 96, "{heads} heads, {batch} tokens");
         }
-        assert_eq!(shape(12, 20, MlaCacheForm::Fp8Ds).grid(20), [8, 12, 3]);
-        assert_eq!(shape(12, 20, MlaCacheForm::Fp8Ds).grid(16), [8, 12, 2]);
+        assert_eq!(shape(12, 9, MlaCacheForm::Fp8Ds).grid(9), [8, 12, 1]);
+        assert_eq!(shape(6, 64, MlaCacheForm::Fp8Ds).grid(64), [8, 6, 2], "96 CTAs for 64 tokens");
+        assert_eq!(shape(6, 64, MlaCacheForm::Fp8Ds).grid(32), [8, 6, 1]);
     }
 
     #[test]

@@ -155,7 +155,7 @@ fn eight_tokens() {
 }
 
 #[test]
-fn nine_tokens_take_a_second_group_of_clusters() {
+fn nine_tokens_are_tiled() {
     check_fixture(9);
 }
 

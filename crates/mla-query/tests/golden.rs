@@ -19,8 +19,10 @@ fn without_lines(ptx: &str) -> String {
 fn every_canonical_kernel_prints_its_golden_text() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     let bless = std::env::var_os("BLESS").is_some_and(|v| v == "1");
-    for (heads, form) in [(6, MlaCacheForm::Fp8Ds), (12, MlaCacheForm::Nvfp4Ds)] {
-        let shape = MlaShape::new(heads, 1, form, 64).unwrap().with_qc(true);
+    for (heads, batch, form) in
+        [(6, 1, MlaCacheForm::Fp8Ds), (12, 1, MlaCacheForm::Nvfp4Ds), (6, 16, MlaCacheForm::Fp8Divide)]
+    {
+        let shape = MlaShape::new(heads, batch, form, 64).unwrap().with_qc(true);
         let got = without_lines(&query::build(&shape, Target::Sm90a).unwrap().ptx());
         let file = folder.join(format!("{}.ptx", shape.name()));
         if bless {

@@ -147,6 +147,14 @@ fn weights_belong_to_their_shape() {
     let error = query.launch(&resident.stream, &resident.step(&step)).unwrap_err();
     assert!(matches!(error, MlaError::WrongWeights { .. }), "{error}");
 
+    // A tiled kernel of the same cut copies with a swizzle.
+    let small = Step::random(1, 8, 1);
+    let resident = Resident::new(&device, &small, shape_of(&small, MlaCacheForm::Fp8Ds));
+    let tiled = MlaShape::new(8, 9, MlaCacheForm::Fp8Ds, 64).unwrap().with_qc(true);
+    let query = MlaQuery::new(&device, tiled).unwrap();
+    let error = query.launch(&resident.stream, &resident.step(&small)).unwrap_err();
+    assert!(matches!(error, MlaError::WrongWeights { .. }), "{error}");
+
     let buffers = [1536, 512, 6 * 192 * 1536, 6 * 128 * 512].map(|n| device.alloc_zeros::<u16>(n).unwrap());
     for short in 0..4 {
         let views = std::array::from_fn::<_, 4, _>(|i| {

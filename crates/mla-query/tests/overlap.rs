@@ -82,7 +82,7 @@ fn rows_and_slots_are_read_after_the_wait() {
 }
 
 fn late(device: &Device, runs: usize) {
-    for (form, tokens) in MlaCacheForm::ALL.into_iter().zip([3, 1, 2, 8]) {
+    for (form, tokens) in MlaCacheForm::ALL.into_iter().chain([MlaCacheForm::Fp8Ds]).zip([3, 1, 2, 8, 12]) {
         for hold in [false, true] {
             let step = Step::random(14, 1, tokens);
             let shape = shape_of(&step, form).with_hold(hold);

@@ -41,6 +41,35 @@ fn numbers_of_heads_either_side_of_the_wide_cluster() {
 }
 
 #[test]
+fn tiles_of_every_fill_and_number() {
+    on_every_device(|device| {
+        // One head has fewer CTAs than a tile has tokens; seven have more.
+        for (heads, tokens) in [(1, 9), (1, 15), (1, 16), (2, 17), (1, 32), (1, 33), (7, 10), (12, 31)] {
+            let step = Step { pages: 2, ..Step::random(tokens as u64, heads, tokens) };
+            check_on(device, &step, MlaCacheForm::ALL[(heads + tokens) % 4]);
+        }
+    });
+}
+
+#[test]
+fn the_batch_does_not_show_in_norms_and_entries() {
+    on_every_device(|device| {
+        for form in MlaCacheForm::ALL {
+            let large = Step::random(90, 1, 18);
+            let small = Step { tokens: 5, slots: large.slots[..5].to_vec(), ..large.clone() };
+            let (tiled, single) = (check_on(device, &large, form), check_on(device, &small, form));
+            let rows = 5 * Q_LORA;
+            assert_eq!(tiled.q_c.unwrap()[..rows], single.q_c.unwrap()[..rows], "{form:?}");
+            let bytes = form.entry_bytes();
+            for slot in small.slots {
+                let entry = slot as usize * bytes..(slot as usize + 1) * bytes;
+                assert_eq!(tiled.cache[entry.clone()], single.cache[entry], "{form:?}, slot {slot}");
+            }
+        }
+    });
+}
+
+#[test]
 fn the_most_heads_and_the_largest_batch() {
     on_gpu(|device| {
         check_on(device, &Step::random(1, 96, 5), MlaCacheForm::Fp8Ds);
@@ -78,7 +107,13 @@ fn slots_outside_the_cache_change_nothing_and_are_counted() {
             for token in [1, 3, 4, 5] {
                 step.qkv[token * QKV..][KV_C.start..QKV].fill(0x7FC1);
             }
+            // The same in a tile, whose other tokens have no slot.
+            let mut tile = Step { tokens: 10, ..step.clone() };
+            tile.slots.extend([-7; 4]);
+            tile.qkv.extend(vec![0x7FC1; 4 * QKV]);
+            let tiled = run(device, &tile, shape_of(&tile, form));
             let got = check_on(device, &step, form);
+            assert_eq!((&tiled.cache, tiled.dropped), (&got.cache, 2), "{form:?}");
             assert_eq!(got.dropped, 2, "{form:?}");
             let bytes = form.entry_bytes();
             let untouched = |slot: usize| got.cache[slot * bytes..][..bytes].iter().all(|b| *b == POISON);
@@ -98,17 +133,25 @@ fn slots_outside_the_cache_change_nothing_and_are_counted() {
 fn rows_pages_and_entries_may_be_strided() {
     on_every_device(|device| {
         for form in MlaCacheForm::ALL {
-            let packed = Step::random(46, 1, 3);
-            let mut step =
-                Step { qkv_stride: QKV + 64, page_gap: 3 * 16 + 576, token_gap: 32, page_tokens: 7, ..packed.clone() };
-            step.slots = vec![20, 0, 8];
-            step.qkv = vec![0x7FC1; 3 * step.qkv_stride];
-            for token in 0..3 {
-                step.qkv[token * step.qkv_stride..][..QKV].copy_from_slice(packed.row(token));
+            for tokens in [3, 11] {
+                let packed = Step::random(46, 1, tokens);
+                let mut step = Step {
+                    qkv_stride: QKV + 64,
+                    page_gap: 3 * 16 + 576,
+                    token_gap: 32,
+                    page_tokens: 7,
+                    ..packed.clone()
+                };
+                step.pages = 5;
+                step.slots = (0..tokens as i64).map(|t| (20 + 8 * t) % 35).collect();
+                step.qkv = vec![0x7FC1; tokens * step.qkv_stride];
+                for token in 0..tokens {
+                    step.qkv[token * step.qkv_stride..][..QKV].copy_from_slice(packed.row(token));
+                }
+                let got = check_on(device, &step, form);
+                let contiguous = check_on(device, &packed, form);
+                assert_eq!((got.query, got.q_c), (contiguous.query, contiguous.q_c), "{form:?}");
             }
-            let got = check_on(device, &step, form);
-            let contiguous = check_on(device, &packed, form);
-            assert_eq!((got.query, got.q_c), (contiguous.query, contiguous.q_c), "{form:?}");
         }
     });
 }
@@ -257,7 +300,7 @@ fn rope_keeps_or_converts_extreme_values() {
 
 #[test]
 fn every_order_of_warps_and_copies_gives_the_same_bits() {
-    for (form, tokens) in MlaCacheForm::ALL.into_iter().zip([1, 2, 3, 8]) {
+    for (form, tokens) in MlaCacheForm::ALL.into_iter().chain(MlaCacheForm::ALL).zip([1, 2, 3, 8, 9, 18, 12, 20]) {
         let step = Step::random(60, 2, tokens);
         let mut first = None;
         for config in orders(3) {
@@ -292,8 +335,10 @@ fn without_its_store_the_normalised_query_stays_inside() {
 #[test]
 fn shapes_of_equal_cuts_share_a_kernel() {
     let name = |heads, batch| MlaShape::new(heads, batch, MlaCacheForm::Fp8Ds, 64).unwrap().name();
-    assert_eq!(name(1, 8), name(7, 1000));
+    assert_eq!(name(1, 8), name(7, 8));
     assert_ne!(name(7, 8), name(8, 8));
+    assert_eq!([name(1, 16), name(1, 17)], [name(96, 9), name(96, 1000)]);
+    assert_ne!(name(1, 8), name(1, 9));
     on_every_device(|device| {
         // The kernel of one shape runs another's step.
         let (one, other) = (Step::random(63, 3, 4), Step::random(64, 5, 4));

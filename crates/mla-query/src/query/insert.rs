@@ -17,7 +17,7 @@ const COLUMNS: u32 = KV_LORA as u32 / INSERT_THREADS;
 /// Threads that carry the rope part, 8 columns each.
 const ROPE_THREADS: u32 = ROPE as u32 / COLUMNS;
 
-pub(super) struct Insert {
+pub(crate) struct Insert {
     shape: MlaShape,
     p: MlaParams,
     thread: Reg<u32>,
@@ -27,13 +27,13 @@ pub(super) struct Insert {
 
 impl Insert {
     /// Thread `thread` of 64; loads the norm's weights, which are static.
-    pub(super) fn new(shape: MlaShape, p: MlaParams, thread: Reg<u32>) -> Insert {
+    pub(crate) fn new(shape: MlaShape, p: MlaParams, thread: Reg<u32>) -> Insert {
         let weights = unpack(p.w_kva.at(thread * 4).load_vec_as::<4>(LoadMode::STREAM));
         Insert { shape, p, thread, weights, sums: SharedArray::new("insert_sums", INSERT_THREADS / 32) }
     }
 
     /// Inserts `token` if its slot is one of the cache's.
-    pub(super) fn emit(&self, token: Reg<u32>) {
+    pub(crate) fn emit(&self, token: Reg<u32>) {
         let Insert { p, thread, .. } = self;
         let slot = p.slots.at(token).load();
         // As an unsigned number a negative slot is larger than any capacity.

@@ -7,6 +7,7 @@ use ptx::*;
 use super::insert::Insert;
 use super::reduce::{warp_sum, warp_sums};
 use crate::shape::MlaShape;
+use crate::tiled;
 
 kernel_args! {
     /// Arguments of the MLA query. E is the query's element: BF16 or E4M3.
@@ -53,15 +54,15 @@ kernel_args! {
 }
 
 /// Threads that normalise, project and absorb.
-pub(super) const COMPUTE_THREADS: u32 = 256;
+pub(crate) const COMPUTE_THREADS: u32 = 256;
 /// Threads that insert a KV row: 8 of its columns each.
-pub(super) const INSERT_THREADS: u32 = 64;
+pub(crate) const INSERT_THREADS: u32 = 64;
 /// Named barrier of the computing warps.
-const COMPUTE: u32 = 1;
+pub(crate) const COMPUTE: u32 = 1;
 /// Named barrier of the inserting warps.
-pub(super) const INSERT: u32 = 2;
+pub(crate) const INSERT: u32 = 2;
 /// Threads that hold a row of `q_a`.
-const NORM_THREADS: u32 = Q_LORA as u32 / 8;
+pub(crate) const NORM_THREADS: u32 = Q_LORA as u32 / 8;
 /// Q_B rows of a warp.
 const WARP_ROWS: u32 = 3;
 /// Columns that a warp multiplies at a time: 8 per lane.
@@ -75,7 +76,8 @@ pub fn uk_map(base: DevicePtr<u16>, shape: &MlaShape) -> Result<TensorMapDesc, T
     let row = 2 * KV_LORA as u64;
     let rows = u64::from(shape.heads()) * NOPE as u64;
     let columns = 2 * shape.columns();
-    TensorMapDesc::new(base.address(), &[row, rows], &[row], &[columns, NOPE as u32], Swizzle::None)
+    let swizzle = if shape.is_tiled() { Swizzle::B128 } else { Swizzle::None };
+    TensorMapDesc::new(base.address(), &[row, rows], &[row], &[columns, NOPE as u32], swizzle)
 }
 
 /// Builds the kernel of `shape` for `target`.
@@ -83,6 +85,9 @@ pub fn uk_map(base: DevicePtr<u16>, shape: &MlaShape) -> Result<TensorMapDesc, T
 /// # Errors
 /// Only if the builder's verifier refuses the result, which is a defect here.
 pub fn build(shape: &MlaShape, target: Target) -> Result<Kernel<MlaArgs>, VerifyError> {
+    if shape.is_tiled() {
+        return tiled::build(shape, target);
+    }
     let bounds = LaunchBounds::threads(COMPUTE_THREADS + INSERT_THREADS).cluster(shape.cluster());
     let shape = *shape;
     ptx::build::<MlaArgs>(&shape.name(), target, bounds, |p| Query::new(shape, p).emit())
@@ -90,7 +95,7 @@ pub fn build(shape: &MlaShape, target: Target) -> Result<Kernel<MlaArgs>, Verify
 
 /// BF16 pairs as FP32, in order.
 #[track_caller]
-pub(super) fn unpack<const N: usize>(pairs: [Reg<u32>; N]) -> Vec<Reg<f32>> {
+pub(crate) fn unpack<const N: usize>(pairs: [Reg<u32>; N]) -> Vec<Reg<f32>> {
     pairs
         .into_iter()
         .flat_map(|pair| {
@@ -102,14 +107,47 @@ pub(super) fn unpack<const N: usize>(pairs: [Reg<u32>; N]) -> Vec<Reg<f32>> {
 
 /// Eight FP32 as BF16 pairs.
 #[track_caller]
-pub(super) fn pack(values: &[Reg<f32>]) -> [Reg<u32>; 4] {
+pub(crate) fn pack(values: &[Reg<f32>]) -> [Reg<u32>; 4] {
     std::array::from_fn(|i| Reg::<Bf16x2>::from_f32(values[2 * i], values[2 * i + 1]).to_bits())
 }
 
 /// Sum of squares of a thread's eight values, by FMA in order.
 #[track_caller]
-pub(super) fn squares(values: &[Reg<f32>]) -> Reg<f32> {
+pub(crate) fn squares(values: &[Reg<f32>]) -> Reg<f32> {
     values.iter().fold(Reg::from(0.0f32), |sum, x| x.fma(*x, sum))
+}
+
+/// Waits for the kernel that writes `qkv` and slots; from here on they may be read and outputs written.
+#[track_caller]
+pub(crate) fn start(shape: &MlaShape) {
+    wait_for_dependencies();
+    if !shape.hold() {
+        launch_dependents();
+    }
+}
+
+/// The factor of the query's RMSNorm for a sum of squares.
+#[track_caller]
+pub(crate) fn query_rsqrt(shape: &MlaShape, total: Reg<f32>, eps: Reg<f32>) -> Reg<f32> {
+    if shape.is_k3() {
+        (total.div_full(Q_LORA as f32) + eps).math(Math::RsqrtApproxFtz)
+    } else {
+        (total.div_rn(Q_LORA as f32) + eps).math(Math::RsqrtApprox)
+    }
+}
+
+/// The query's element `column` of a token and head.
+#[track_caller]
+pub(crate) fn query_at(
+    shape: &MlaShape,
+    p: &MlaParams,
+    token: Reg<u32>,
+    head: Reg<u32>,
+    column: Reg<u32>,
+) -> Global<u8> {
+    let bytes = shape.query_bytes() as u32;
+    let row = token.mad(p.heads, head);
+    p.query.byte_at(row.mul_wide(QUERY as u32 * bytes)).at(column * bytes)
 }
 
 struct Query {
@@ -191,7 +229,7 @@ impl Query {
             || self.compute(),
             || {
                 let insert = Insert::new(self.shape, self.p, self.thread - COMPUTE_THREADS);
-                self.start();
+                start(&self.shape);
                 let token = self.first + self.part;
                 when(self.head.eq(0) & self.part.lt(self.tokens) & token.lt(self.p.tokens), || insert.emit(token));
                 cluster_wait();
@@ -213,14 +251,6 @@ impl Query {
         let coords = [self.part * (2 * columns), self.head * NOPE as u32];
         copy_tensor(self.w_uk.ptr(), p.w_uk, &coords, self.w_uk_full, None);
         self.gathered.arrive_expect(self.tokens * NOPE as u32 * 4);
-    }
-
-    /// Waits for the kernel that writes `qkv` and slots; from here on they may be read and outputs written.
-    fn start(&self) {
-        wait_for_dependencies();
-        if !self.shape.hold() {
-            launch_dependents();
-        }
     }
 
     fn barrier(&self) {
@@ -256,7 +286,7 @@ impl Query {
             let own = p.w_qa.at(*thread * 4).load_vec_as::<4>(LoadMode::STREAM);
             weights.iter().zip(own).for_each(|(to, from)| to.set(from));
         });
-        self.start();
+        start(&self.shape);
         when(normalises, || {
             for (b, values) in (0..*tokens).zip(&values) {
                 let row = p.qkv.byte_at(self.clamped(b).mul_wide(p.qkv_stride * 2));
@@ -274,11 +304,7 @@ impl Query {
             for (b, values) in (0..*tokens).zip(&values) {
                 let sums = (0..warps).map(|w| self.norms.at(b * warps + w).load());
                 let total = sums.reduce(|total, sum| total + sum).expect("some warps");
-                let r = if self.shape.is_k3() {
-                    (total.div_full(Q_LORA as f32) + p.eps).math(Math::RsqrtApproxFtz)
-                } else {
-                    (total.div_rn(Q_LORA as f32) + p.eps).math(Math::RsqrtApprox)
-                };
+                let r = query_rsqrt(&self.shape, total, p.eps);
                 let values = unpack(values.map(Var::get));
                 let scaled: Vec<_> = values.iter().zip(&weights).map(|(x, w)| *x * r * *w).collect();
                 self.q_c.at(*thread * 4 + b * (Q_LORA as u32 / 2)).store_vec(pack(&scaled));
@@ -374,7 +400,7 @@ impl Query {
             let token = self.first + b;
             when(row.ge(NOPE as u32) & token.lt(p.tokens), || {
                 let [x0, x1, x2, x3] = self.projected(b, j);
-                let to = self.query_at(token, row + (QUERY_ROPE.start - NOPE) as u32);
+                let to = query_at(&self.shape, p, token, self.head, row + (QUERY_ROPE.start - NOPE) as u32);
                 if self.shape.is_fp8() {
                     let scale = p.q_scale_inv.load();
                     let low = e4m3x2_from_f32(x0 * scale, x1 * scale);
@@ -385,13 +411,6 @@ impl Query {
                 }
             });
         });
-    }
-
-    /// The query's element `column` of a token and the CTA's head.
-    fn query_at(&self, token: Reg<u32>, column: Reg<u32>) -> Global<u8> {
-        let bytes = self.shape.query_bytes() as u32;
-        let row = token.mad(self.p.heads, self.head);
-        self.p.query.byte_at(row.mul_wide(QUERY as u32 * bytes)).at(column * bytes)
     }
 
     /// The gathered rows times the CTA's columns of W_UK: a thread takes two columns and a share of the 128 rows.
@@ -440,7 +459,7 @@ impl Query {
                 let sums = (0..groups).map(|g| from.offset((g * tokens * columns) as i32).load_vec::<2>());
                 let [low, high] = sums.reduce(|a, b| [a[0] + b[0], a[1] + b[1]]).expect("some groups");
                 let rounded = Reg::<Bf16x2>::from_f32(low, high);
-                let to = self.query_at(token, self.part.mad(*columns, pair * 2));
+                let to = query_at(&self.shape, p, token, self.head, self.part.mad(*columns, pair * 2));
                 if self.shape.is_fp8() {
                     let scale = p.q_scale_inv.load();
                     let codes = e4m3x2_from_f32(rounded.low_f32() * scale, rounded.high_f32() * scale);

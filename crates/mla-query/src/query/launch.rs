@@ -21,6 +21,7 @@ pub struct MlaWeights {
     uk: TensorMap,
     heads: u32,
     columns: u32,
+    tiled: bool,
 }
 
 impl MlaWeights {
@@ -49,7 +50,15 @@ impl MlaWeights {
             uk,
             heads: shape.heads(),
             columns: shape.columns(),
+            tiled: shape.is_tiled(),
         })
+    }
+}
+
+impl MlaWeights {
+    /// What the copies are cut for: heads, columns per CTA, tiled.
+    fn cut(&self) -> (u32, u32, bool) {
+        (self.heads, self.columns, self.tiled)
     }
 }
 
@@ -144,12 +153,12 @@ impl MlaQuery {
         if tokens > shape.batch() as usize {
             return Err(MlaError::BatchOutOfRange { batch: tokens });
         }
-        if (step.weights.heads, step.weights.columns) != (shape.heads(), shape.columns()) {
-            let text = |heads, columns| format!("{heads} heads, {columns} columns per CTA");
-            return Err(MlaError::WrongWeights {
-                found: text(step.weights.heads, step.weights.columns),
-                needed: text(shape.heads(), shape.columns()),
-            });
+        let (found, needed) = (step.weights.cut(), (shape.heads(), shape.columns(), shape.is_tiled()));
+        if found != needed {
+            let text = |(heads, columns, tiled): (u32, u32, bool)| {
+                format!("{heads} heads, {columns} columns per CTA{}", if tiled { ", tiled" } else { "" })
+            };
+            return Err(MlaError::WrongWeights { found: text(found), needed: text(needed) });
         }
         check_stride("row stride of qkv in elements", step.qkv_stride, QKV, ALIGN / 2)?;
         let qkv = tokens.checked_sub(1).map_or(0, |rows| rows * step.qkv_stride + QKV);

@@ -4,7 +4,7 @@ use ptx::{Reg, lane_index, shuffle_xor};
 
 /// The sum of `value` over the warp, in every lane: a tree of neighbours, then of pairs, and so on.
 #[track_caller]
-pub(super) fn warp_sum(value: Reg<f32>) -> Reg<f32> {
+pub(crate) fn warp_sum(value: Reg<f32>) -> Reg<f32> {
     [1, 2, 4, 8, 16].into_iter().fold(value, |sum, distance| sum + shuffle_xor(sum, distance))
 }
 
@@ -13,7 +13,7 @@ pub(super) fn warp_sum(value: Reg<f32>) -> Reg<f32> {
 /// Returns the sum of value `lane / (32 / slots)` in each lane, and `slots`, the number of values rounded up to a power
 /// of two; lanes past the values hold 0.
 #[track_caller]
-pub(super) fn warp_sums(values: &[Reg<f32>]) -> (Reg<f32>, u32) {
+pub(crate) fn warp_sums(values: &[Reg<f32>]) -> (Reg<f32>, u32) {
     let slots = values.len().next_power_of_two();
     assert!((1..=32).contains(&slots), "{} values do not fit a warp", values.len());
     let lane = lane_index();
