@@ -48,6 +48,7 @@ mod bits;
 mod block;
 mod cluster;
 mod config;
+mod delayed;
 mod grid;
 mod machine;
 pub mod mbarrier;

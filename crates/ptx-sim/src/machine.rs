@@ -306,6 +306,7 @@ impl Machine {
             self.grids.clear();
             self.scheduler.clear();
             self.world.copies.clear();
+            self.world.delayed.clear();
             self.world.woken.clear();
             // Launches that will never complete go with everything else that streams remember.
             self.world.streams = Streams::new();
@@ -344,6 +345,11 @@ impl Machine {
                 && self.world.chance.one_in(self.world.pace)
             {
                 self.complete_one_copy()?;
+            }
+            if !self.world.delayed.is_empty()
+                && self.scheduler.random().is_some_and(|random| random.one_in(self.world.pace))
+            {
+                self.deliver_some();
             }
             if self.quiet.warps > 0 && self.quiet.warps >= self.scheduler.len() {
                 self.quiet_round()?;
@@ -579,6 +585,10 @@ impl Machine {
         if let Err(stop) = check_exit(&mut block.cta, &mut self.world.memory, &grid.info.program.ir) {
             return Err(self.fault(at, pc, *stop));
         }
+        let World { delayed, memory, .. } = &mut self.world;
+        if !delayed.is_empty() {
+            delayed.deliver(|store| store.block == at.block, memory);
+        }
         if grid.cluster_size > 1
             && let Some(race) = exit_race(block, pc)
         {
@@ -664,6 +674,9 @@ impl Machine {
 
     /// Every ready warp has polled in vain: something asynchronous completes, or time passes.
     fn quiet_round(&mut self) -> Result<(), Fault> {
+        if self.deliver_some() {
+            return Ok(());
+        }
         if self.complete_one_copy()? {
             return Ok(());
         }
@@ -719,8 +732,21 @@ impl Machine {
         }
     }
 
+    /// Lets stores to other devices arrive, if some are under way. Whether there were.
+    fn deliver_some(&mut self) -> bool {
+        let World { delayed, memory, .. } = &mut self.world;
+        let Some(random) = self.scheduler.random().filter(|_| !delayed.is_empty()) else { return false };
+        if delayed.deliver_some(random, memory) {
+            self.restart_quiet();
+        }
+        true
+    }
+
     /// No warp can run. Whether everything is done.
     fn idle(&mut self) -> Result<bool, Fault> {
+        if self.deliver_some() {
+            return Ok(false);
+        }
         if self.complete_one_copy()? {
             return Ok(false);
         }

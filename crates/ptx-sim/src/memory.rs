@@ -42,6 +42,14 @@ pub(crate) struct Place {
     pub(crate) offset: usize,
 }
 
+impl Place {
+    /// The device that owns the memory.
+    #[inline]
+    pub(crate) fn device(&self) -> DeviceId {
+        DeviceId(self.device)
+    }
+}
+
 /// The memory of all devices.
 pub(crate) struct GlobalMemory {
     devices: Vec<DeviceMemory>,

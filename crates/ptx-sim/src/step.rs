@@ -350,6 +350,9 @@ impl Exec<'_> {
                 return Ok(Flow::Visible);
             }
             Op::Fence { scope } | Op::FenceSc { scope } => {
+                if scope == Scope::Sys {
+                    self.deliver_released();
+                }
                 self.clock.fence(scope, self.mask);
                 return Ok(Flow::Visible);
             }

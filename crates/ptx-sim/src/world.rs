@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::config::{Config, DeviceId, Timing};
+use crate::delayed::Delayed;
 use crate::memory::GlobalMemory;
 use crate::program::Program;
 use crate::race::{AgentSet, LaunchAgents};
@@ -30,6 +31,8 @@ pub(crate) struct World {
     pub(crate) pace: usize,
     /// CTAs with copies to shared memory under way, one entry per copy, oldest first.
     pub(crate) copies: VecDeque<BlockRef>,
+    /// Stores to other devices' memory under way.
+    pub(crate) delayed: Delayed,
     /// CTAs other than the executing one in which something has happened that may end a wait.
     pub(crate) woken: Vec<BlockRef>,
     /// Counts changes that another thread could observe; polling leaves it alone.
@@ -57,6 +60,7 @@ impl World {
             chance,
             pace,
             copies: VecDeque::new(),
+            delayed: Delayed::default(),
             woken: Vec::new(),
             effects: 0,
             polls: 0,

@@ -408,6 +408,11 @@ impl Clock {
         self.is_after_all_lanes(agent, epoch)
     }
 
+    /// Whether an access of `lane` happened before whatever this warp does next; any lane's of this warp did.
+    pub fn follows(&self, agent: AgentId, epoch: u32, lane: u8) -> bool {
+        agent == self.agent || self.is_after(agent, epoch, lane, 0)
+    }
+
     pub(super) fn fences(&self) -> &[ReleaseFence] {
         &self.fences
     }

@@ -2,14 +2,16 @@
 
 use ptx::op::{Address, Atomic, Operand, RegId, Space};
 use ptx::slots::memory_class;
-use ptx::{Class, Sem, Ty};
+use ptx::{Class, Scope, Sem, Ty};
 
 use super::{Exec, Step};
+use crate::delayed::Store;
 use crate::memory::Place;
 use crate::numeric::{bf16, float};
 use crate::race::{Access, Missing, Race};
 use crate::registers::{LANES, Lanes};
 use crate::trap::{Stop, TrapKind};
+use crate::world::World;
 
 /// Addresses of the active lanes.
 type Addresses = [u64; LANES];
@@ -107,6 +109,7 @@ impl Exec<'_> {
             Space::Cluster => self.ld_cluster(sem, addr, size, &mut values)?,
             Space::Global => {
                 let addresses = self.global_addresses(addr)?;
+                self.deliver_followed(&addresses, size);
                 let mut left = self.mask;
                 while left != 0 {
                     let (place, lanes, offsets) = self.global_places(&addresses, left, size)?;
@@ -219,10 +222,18 @@ impl Exec<'_> {
                     size = 8;
                     whole = self.warp.half_stored.is_none();
                 }
+                let travels = self.random.is_some() && matches!(sem, Sem::Relaxed(_) | Sem::Volatile) && size <= 8;
+                if !travels {
+                    self.deliver_followed(&addresses, size);
+                }
+                if releases_to_all(sem) {
+                    self.deliver_released();
+                }
                 let mut left = self.mask;
                 while left != 0 {
                     let (place, lanes, offsets) = self.global_places(&addresses, left, size)?;
                     left &= !lanes;
+                    let travels = travels && place.device() != self.launch.device;
                     let a = self.world.memory.at_mut(place);
                     let mut rest = lanes;
                     while let Err(race) = a.shadow.check_warp_write(&offsets, rest, size, &who, self.clock) {
@@ -231,8 +242,21 @@ impl Exec<'_> {
                     }
                     let sync = a.shadow.needs_sync(sem, self.clock);
                     for lane in Lanes(lanes) {
-                        let changed = a.store(offsets[lane] as usize, size as usize, values[lane]);
-                        self.world.effects += u64::from(changed);
+                        if travels {
+                            self.world.delayed.send(Store {
+                                address: addresses[lane],
+                                bytes: size,
+                                value: values[lane] as u64,
+                                agent: who.agent,
+                                epoch: who.epoch,
+                                lane: lane as u8,
+                                block: self.here,
+                            });
+                            self.world.effects += 1;
+                        } else {
+                            let changed = a.store(offsets[lane] as usize, size as usize, values[lane]);
+                            self.world.effects += u64::from(changed);
+                        }
                         if sync {
                             a.shadow.sync_store(offsets[lane], size, sem, lane as u8, self.clock);
                         }
@@ -292,6 +316,10 @@ impl Exec<'_> {
             Space::Cluster => return Err(Stop::unsupported(format!("atomic {op:?} on shared memory of the cluster"))),
             Space::Global => {
                 let addresses = self.global_addresses(addr)?;
+                self.deliver_followed(&addresses, size);
+                if releases_to_all(sem) {
+                    self.deliver_released();
+                }
                 for lane in Lanes(self.mask) {
                     let (place, _, offsets) = self.global_places(&addresses, 1 << lane, size)?;
                     let offset = offsets[lane];
@@ -311,6 +339,32 @@ impl Exec<'_> {
             None => Ok(()),
             Some(dst) if size == 8 => self.w64(dst, &old),
             Some(dst) => self.w32(dst, &old.map(|v| v as u32)),
+        }
+    }
+
+    /// Stores under way to the bytes of an access that follows them arrive before it.
+    #[inline(always)]
+    fn deliver_followed(&mut self, addresses: &Addresses, size: u32) {
+        if !self.world.delayed.is_empty() {
+            self.deliver_followed_slow(addresses, size);
+        }
+    }
+
+    #[cold]
+    fn deliver_followed_slow(&mut self, addresses: &Addresses, size: u32) {
+        let World { delayed, memory, effects, .. } = &mut *self.world;
+        for lane in Lanes(self.mask) {
+            let follows = |store: &Store| self.clock.follows(store.agent, store.epoch, store.lane);
+            *effects += u64::from(delayed.deliver_at(addresses[lane], size, follows, memory));
+        }
+    }
+
+    /// Every store under way that happened before a release at system scope arrives before it.
+    pub(super) fn deliver_released(&mut self) {
+        let World { delayed, memory, effects, .. } = &mut *self.world;
+        if !delayed.is_empty() {
+            let follows = |store: &Store| self.clock.follows(store.agent, store.epoch, store.lane);
+            *effects += u64::from(delayed.deliver(follows, memory));
         }
     }
 
@@ -344,6 +398,11 @@ impl Exec<'_> {
 pub(super) fn shared_race(ir: &ptx::KernelIr, race: &Race) -> Box<Stop> {
     let stop = race_stop(race, &crate::shared::field(ir, race.offset as usize));
     stop.address(u64::from(crate::shared::BASE) + race.offset)
+}
+
+/// Whether an access releases to every device.
+fn releases_to_all(sem: Sem) -> bool {
+    matches!(sem, Sem::Release(Scope::Sys) | Sem::AcqRel(Scope::Sys))
 }
 
 /// A race in device memory as a fault.
