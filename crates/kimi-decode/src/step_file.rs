@@ -18,6 +18,7 @@
 //! Unlike a device, which clamps, a file whose row ends exceed a table, or whose needed block ids name no block, is refused.
 
 mod error;
+mod header;
 pub mod query;
 mod reader;
 
@@ -104,7 +105,7 @@ impl StepFile {
     /// Whatever makes the file unusable, naming the file, the tensor or metadata key, what was found and what is needed.
     pub fn read(path: &Path) -> Result<Self, StepFileError> {
         let at = |problem| StepFileError { file: path.to_path_buf(), problem };
-        let bytes = std::fs::read(path).map_err(|error| at(Problem::Unreadable(error)))?;
+        let bytes = reader::read(path).map_err(at)?;
         Self::parse(&bytes).map_err(at)
     }
 

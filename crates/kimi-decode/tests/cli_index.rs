@@ -166,6 +166,12 @@ fn an_empty_batch_is_an_empty_result() {
     let (file, out) = (folder.join("empty.safetensors"), folder.join("out.safetensors"));
     tensors.write(&file);
     expect_ok(&index(&file, &["--out", out.to_str().unwrap()]), &["nothing was launched", "MATCH"]);
+    // Tables of no rows may claim any width.
+    let mut wide = tensors.clone();
+    wide.set("index_table", Dtype::I32, &[0, 1 << 60], Vec::new());
+    wide.set("kv_table", Dtype::I32, &[0, 1 << 62], Vec::new());
+    wide.write(&file);
+    expect_ok(&index(&file, &["--out", out.to_str().unwrap()]), &["nothing was launched", "MATCH"]);
     let got = Tensors::read(&out);
     assert_eq!(
         (got.shape("ids"), got.shape("counts"), got.shape("logits")),

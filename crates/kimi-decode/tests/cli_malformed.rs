@@ -214,7 +214,8 @@ fn files_folders_devices_and_outputs_that_cannot_be_used() {
     let file = file.to_str().unwrap();
     let nowhere = folder.join("nowhere.safetensors");
     check(&index(&nowhere, &[]), &["nowhere.safetensors: cannot be read"]);
-    check(&index(&folder, &[]), &["places: cannot be read"]);
+    check(&index(&folder, &[]), &["places: is a folder, needed a regular file"]);
+    check(&kimi_decode(["query", folder.to_str().unwrap()]), &["places: is a folder, needed a regular file"]);
     let out = folder.join("no").join("out.safetensors");
     check(
         &kimi_decode(["index", file, "--device", "sim", "--out", out.to_str().unwrap()]),
@@ -227,4 +228,38 @@ fn files_folders_devices_and_outputs_that_cannot_be_used() {
     check(&kimi_decode(["index", file, "--device", "cuda:0", "--seed", "1"]), &["--seed", "cuda:0"]);
     check(&kimi_decode(["index", file, "--device", "cuda:4096"]), &["cuda:4096: "]);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_and_devices_are_refused_unread() {
+    let folder = folder("unreadable");
+    let (fifo, link) = (folder.join("fifo"), folder.join("link"));
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    std::os::unix::fs::symlink("fifo", &link).unwrap();
+    // Nobody writes to the pipe and zeros never end: reading would not return.
+    for path in [&fifo, &link, Path::new("/dev/zero")] {
+        for command in ["index", "query"] {
+            check(&kimi_decode([command, path.to_str().unwrap()]), &["device, needed a regular file"]);
+        }
+    }
+}
+
+#[test]
+fn names_that_occur_twice() {
+    let folder = folder("twice");
+    let whole = Tensors::fixture("index_realtext_mtp").bytes();
+    let header = u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
+    let text = std::str::from_utf8(&whole[8..8 + header]).unwrap().trim_end();
+    let with = |text: String| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &whole[8 + header..]].concat();
+    // The same bytes once more, as another dtype.
+    let at = text.find("\"kv_table\":").unwrap();
+    let entry = &text[at..=at + text[at..].find('}').unwrap()];
+    let again = entry.replace("I32", "F32");
+    for text in [format!("{},{again}}}", &text[..text.len() - 1]), format!("{{{again},{}", &text[1..])] {
+        refused(&folder, &with(text), &["the header names kv_table twice"]);
+    }
+    let again = text.replacen("\"topk\":", "\"topk\":\"128\",\"topk\":", 1);
+    refused(&folder, &with(again), &["the header names topk twice"]);
+    assert_eq!(with(text.to_string()).len(), whole.len() + text.len() - header);
 }

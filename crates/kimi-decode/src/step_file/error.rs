@@ -24,6 +24,12 @@ pub enum Problem {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Unreadable(std::io::Error),
+    /// Not a file that can be read from its beginning to its end.
+    #[error("is {found}, needed a regular file")]
+    NotRegular {
+        /// What it is.
+        found: &'static str,
+    },
     /// The file ends before its data does.
     #[error("truncated: found {found} bytes, its header needs {needed}")]
     Truncated {
@@ -37,6 +43,12 @@ pub enum Problem {
     NotSafetensors {
         /// Why not.
         reason: String,
+    },
+    /// A name that its header gives to two tensors, or to two metadata values.
+    #[error("the header names {name} twice")]
+    NamedTwice {
+        /// The name, or its beginning.
+        name: String,
     },
     /// A tensor that is not there.
     #[error("tensor {tensor}: missing, needed {needed}")]
@@ -117,8 +129,16 @@ pub enum Problem {
 
 impl Problem {
     pub(super) fn bad_metadata(key: &'static str, found: &str, needed: impl Into<String>) -> Self {
-        // Enough to recognise it: a value may be as large as the file.
-        const SHOWN: usize = 60;
-        Problem::BadMetadata { key, found: found.chars().take(SHOWN).collect(), needed: needed.into() }
+        Problem::BadMetadata { key, found: shown(found), needed: needed.into() }
     }
+
+    pub(super) fn named_twice(name: &str) -> Self {
+        Problem::NamedTwice { name: shown(name) }
+    }
+}
+
+/// Enough to recognise it: a text may be as large as the file.
+fn shown(text: &str) -> String {
+    const SHOWN: usize = 60;
+    text.chars().take(SHOWN).collect()
 }

@@ -22,7 +22,7 @@ use dsa_core::layout::mla_rows::{QKV, QUERY};
 use safetensors::Dtype;
 
 use super::error::{Problem, StepFileError};
-use super::reader::{Reader, u16s};
+use super::reader::{self, Reader, u16s};
 
 /// The answers that a file holds.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -89,7 +89,7 @@ impl QueryFile {
     /// Whatever makes the file unusable, naming the file, the tensor or metadata key, what was found and what is needed.
     pub fn read(path: &Path) -> Result<Self, StepFileError> {
         let at = |problem| StepFileError { file: path.to_path_buf(), problem };
-        let bytes = std::fs::read(path).map_err(|error| at(Problem::Unreadable(error)))?;
+        let bytes = reader::read(path).map_err(at)?;
         Self::parse(&bytes).map_err(at)
     }
 

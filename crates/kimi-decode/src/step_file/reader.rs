@@ -1,11 +1,28 @@
 //! Typed access to a safetensors file.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use super::error::Problem;
+use super::header;
+
+/// Bytes of the header's length, which a file starts with.
+const LENGTH_BYTES: usize = 8;
+
+/// The bytes of a regular file. A pipe or a device might never end.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Problem> {
+    let found = std::fs::metadata(path).map_err(Problem::Unreadable)?;
+    if found.is_dir() {
+        return Err(Problem::NotRegular { found: "a folder" });
+    }
+    if !found.is_file() {
+        return Err(Problem::NotRegular { found: "a pipe, socket or device" });
+    }
+    std::fs::read(path).map_err(Problem::Unreadable)
+}
 
 /// A parsed file.
 pub(super) struct Reader<'a> {
@@ -15,8 +32,12 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, Problem> {
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| diagnose(bytes, &error))?;
+        let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| diagnose(bytes, &error))?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| diagnose(bytes, &error))?;
+        // safetensors keeps the last of two, and which one is meant nobody knows.
+        if let Some(name) = header::named_twice(&bytes[LENGTH_BYTES..LENGTH_BYTES + header_bytes]) {
+            return Err(Problem::named_twice(&name));
+        }
         Ok(Reader { tensors, metadata: header.metadata().clone().unwrap_or_default() })
     }
 
@@ -73,8 +94,6 @@ impl<'a> Reader<'a> {
 
 /// A file that ends too early, or one that is something else?
 fn diagnose(bytes: &[u8], error: &SafeTensorError) -> Problem {
-    /// Bytes of the header's length, which a file starts with.
-    const LENGTH_BYTES: usize = 8;
     let found = bytes.len() as u64;
     let reason = || Problem::NotSafetensors { reason: error.to_string() };
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
