@@ -310,6 +310,7 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         row_ends: DevicePtr::from_address(6),
         table_stride: 7,
         block_rows: 8,
+        blocks: 9,
         length_max: 9,
         rows: 10,
     };
