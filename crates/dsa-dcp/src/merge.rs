@@ -137,7 +137,6 @@ impl MergeShape {
 
     /// Entry name.
     pub fn name(&self) -> String {
-        let ExchangeShape { .. } = self.exchange;
         let (own, n, topk) = (self.exchange.ownership(), self.exchange.n(), self.exchange.topk());
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(

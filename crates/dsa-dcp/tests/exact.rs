@@ -3,8 +3,9 @@
 mod common;
 
 use common::{Group, Layer, Spec, in_every_order, on_gpu, on_one_rank, on_sim};
-use dsa_core::generate::LogitPattern;
+use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::bf16;
+use gpu::SimConfig;
 
 /// Rows that are long, tied, saturating one rank, short, and empty.
 fn rows(spec: &Spec, seed: u64) -> Vec<Vec<u16>> {
@@ -60,6 +61,49 @@ fn check(spec: &Spec, rows: &[Vec<u16>], spare: usize) {
     let spec = Spec { rows: rows.len() + spare, ..spec.clone() };
     let body = |group: &Group| group.run(&Layer::new(group, rows.to_vec(), spare));
     in_every_order(&spec, 2, body);
+    on_gpu(&spec, body);
+}
+
+#[test]
+fn random_problems() {
+    let mut rng = SplitMix64::new(2024);
+    for seed in 0..60 {
+        let ranks = 1 + rng.below(8);
+        let n = 128 * (1 + rng.below(4));
+        let topk = n + 128 * (1 + rng.below(6));
+        let interleave = 1 << rng.below(8);
+        let q = 1 + rng.below(3);
+        let page = 1 << rng.below(9);
+        let spec = Spec { interleave, q, page, rows: 2 * q, ..Spec::new(ranks, n, topk) };
+        let rows: Vec<Vec<u16>> = (0..2 * q)
+            .map(|row| {
+                let len = [rng.below(8192), rng.below(2 * topk), rng.below(300)][rng.below(3)];
+                match rng.below(4) {
+                    0 => on_one_rank(&spec, rng.below(ranks), len, seed),
+                    // Few values, sorted, so that ties and saturation lie in blocks.
+                    1 => (0..len).map(|id| 0x4000 - (id * 5 / (len + 1)) as u16).collect(),
+                    _ => LogitPattern::ALL[rng.below(LogitPattern::ALL.len())].row(seed + row as u64, len),
+                }
+            })
+            .collect();
+        println!("problem {seed}: {spec:?}");
+        let config = if seed % 2 == 0 { SimConfig::default() } else { SimConfig::seeded(seed) };
+        let group = Group::simulated(&spec, config);
+        group.run(&Layer::new(&group, rows, 0));
+    }
+}
+
+#[test]
+fn a_step_without_rows_launches_nothing() {
+    let spec = Spec::new(2, 128, 256);
+    let body = |group: &Group| {
+        group.run(&Layer::new(group, vec![], 0));
+        assert!(group.counters().iter().all(|counters| counters[0] == [0; 4]));
+        // Rows that are not live take part all the same.
+        group.run(&Layer::new(group, vec![], 4));
+        assert!(group.counters().iter().all(|counters| counters[0] == [1; 4]));
+    };
+    on_sim(&spec, body);
     on_gpu(&spec, body);
 }
 

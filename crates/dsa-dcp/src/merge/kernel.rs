@@ -237,23 +237,22 @@ impl Merge {
         let first_rank = (epoch & 1) * self.ranks();
         let start = globaltimer();
         for_range(0u32, total, t.threads * POLLS, |base| {
-            let polls: Vec<Poll> = (0..POLLS)
-                .map(|i| {
-                    let index = base + t.index + i * t.threads;
-                    let live = index.lt(total);
-                    let index = index.min(total - 1);
-                    let rank = index / pairs;
-                    let pair = index - rank * pairs;
-                    let slot = (first_rank + rank).mad_wide(p.slot_rows, row.to_u64());
-                    let at = p.memory.byte_at(slot * (pairs * PAIR_BYTES as u32)).at(pair * 2);
-                    let word = smem.words.ptr().at(index * 2);
-                    Poll { live, rank, at, word, w0: Var::new(0u32), w1: Var::new(0u32), here: Var::new(0u32) }
-                })
-                .collect();
+            let polls: [Poll; POLLS as usize] = std::array::from_fn(|i| {
+                let i = i as u32;
+                let index = base + t.index + i * t.threads;
+                let live = index.lt(total);
+                let index = index.min(total - 1);
+                let rank = index / pairs;
+                let pair = index - rank * pairs;
+                let slot = (first_rank + rank).mad_wide(p.slot_rows, row.to_u64());
+                let at = p.memory.byte_at(slot * (pairs * PAIR_BYTES as u32)).at(pair * 2);
+                let word = smem.words.ptr().at(index * 2);
+                Poll { live, rank, at, word, w0: Var::new(0u32), w1: Var::new(0u32), here: Var::new(0u32) }
+            });
             repeat(|l| {
-                for poll in &polls {
-                    // ORDER: none. Each half is this call's iff its epoch is.
-                    let [a, b] = poll.at.load_vec_as::<2>(LoadMode::relaxed(Scope::Sys));
+                // ORDER: none. Each half is this call's iff its epoch is. All loads are under way together.
+                let loaded = polls.each_ref().map(|poll| poll.at.load_vec_as::<2>(LoadMode::relaxed(Scope::Sys)));
+                for (poll, [a, b]) in polls.iter().zip(loaded) {
                     let ((w0, e0), (w1, e1)) = (a.unpack(), b.unpack());
                     poll.w0.set(w0);
                     poll.w1.set(w1);
