@@ -9,7 +9,7 @@ use ptx_sim::numeric::tensor_core::dot_bf16_k16;
 /// BF16 bits of element `i` of a matrix: small numbers of both signs, some with long fractions.
 fn element(i: u32) -> u16 {
     let mixed = i.wrapping_mul(0x9E37_79B1) >> 16;
-    (0x3E00 + (mixed & 0x1FF) | (mixed & 0x8000)) as u16
+    ((0x3E00 + (mixed & 0x1FF)) | (mixed & 0x8000)) as u16
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn every_lane_holds_its_elements() {
         let pair = |first: Reg<u32>| {
             let bits = |i: Reg<u32>| {
                 let mixed = (i * 0x9E37_79B1u32) >> 16;
-                (mixed & 0x1FF) + 0x3E00 | (mixed & 0x8000)
+                ((mixed & 0x1FF) + 0x3E00) | (mixed & 0x8000)
             };
             Reg::<Bf16x2>::from_bits(bits(first) | (bits(first + 1) << 16))
         };
