@@ -9,6 +9,7 @@
 //! | field | shape | dtype | written by | read by |
 //! |---|---|---|---|---|
 //! | `w_uk` | 128 x 64, 128-byte swizzle | BF16 | tensor copy | absorption |
+//! | `w_qa` | 1536 | BF16 | bulk copy | norm |
 //! | `q_c` | T x 1536, rows 3136 bytes apart | BF16 | norm | projection, its store |
 //! | `parts` | 8 warps x T x 24 | FP32 | projection | gather, rope |
 //! | `latent_rows` | T x 128, rows 272 bytes apart | BF16 | the cluster's asynchronous stores | absorption |
@@ -23,7 +24,8 @@
 //! make one tensor-core tile and odd ones another, so that a word of W_UK serves both. Two more warps insert KV rows.
 //!
 //! # Synchronisation
-//! As in [`query`](crate::query), with W_UK alone on an mbarrier.
+//! As in [`query`](crate::query), with W_UK and the norm's weights on mbarriers: with the latter in registers, beside Q_B, the
+//! norm would spill.
 //!
 //! # Bound
 //! Memory for the weights of one tile of tokens; with more tiles, L2 and the latency of the steps above.

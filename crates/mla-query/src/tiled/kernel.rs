@@ -57,10 +57,12 @@ struct Tiled {
     /// First token of the cluster.
     first: Reg<u32>,
     w_uk: SharedArray<u32>,
+    w_qa: SharedArray<u32>,
     q_c: SharedArray<u32>,
     parts: SharedArray<f32>,
     latent_rows: SharedArray<u32>,
     w_uk_full: Mbarrier,
+    w_qa_full: Mbarrier,
     gathered: Mbarrier,
 }
 
@@ -69,10 +71,11 @@ impl Tiled {
         let tokens = shape.tokens();
         // The swizzle's period.
         let w_uk = SharedArray::aligned("w_uk", NOPE as u32 * COLUMNS / 2, 1024);
+        let w_qa = SharedArray::aligned("w_qa", Q_LORA as u32 / 2, 16);
         let q_c = SharedArray::aligned("q_c", tokens * Q_C_PITCH, 16);
         let parts = SharedArray::aligned("parts", WARPS * tokens * ROWS, 16);
         let latent_rows = SharedArray::aligned("latent_rows", tokens * LATENT_PITCH, 16);
-        let barriers = MbarrierArray::new("barriers", 2);
+        let barriers = MbarrierArray::new("barriers", 3);
         let lane = lane_index();
         Tiled {
             shape,
@@ -87,25 +90,29 @@ impl Tiled {
             head: special(Special::CtaidY),
             first: special(Special::CtaidZ) * tokens,
             w_uk,
+            w_qa,
             q_c,
             parts,
             latent_rows,
             w_uk_full: barriers.at(0),
-            gathered: barriers.at(1),
+            w_qa_full: barriers.at(1),
+            gathered: barriers.at(2),
         }
     }
 
     fn emit(&self) {
-        when(self.thread.eq(0), || self.load_w_uk());
+        when(self.thread.eq(0), || self.load_weights());
         // ORDER: a peer's barriers and start, before the first store to it.
         cluster_arrive_relaxed();
         when_else(self.warp.lt(WARPS), || self.compute(), || self.insert());
     }
 
-    /// Initialises the barriers and starts the copy of the CTA's columns.
-    fn load_w_uk(&self) {
-        [self.w_uk_full, self.gathered].into_iter().for_each(|bar| bar.init(1));
+    /// Initialises the barriers and starts the copies of the norm's weights and of the CTA's columns.
+    fn load_weights(&self) {
+        [self.w_uk_full, self.w_qa_full, self.gathered].into_iter().for_each(|bar| bar.init(1));
         fence_mbarrier_init();
+        self.w_qa_full.arrive_expect(2 * Q_LORA as u32);
+        copy_bulk(self.w_qa.ptr(), self.p.w_qa, 2 * Q_LORA as u32, self.w_qa_full, None);
         self.w_uk_full.arrive_expect(NOPE as u32 * COLUMNS * 2);
         let coords = [self.part * (2 * COLUMNS), self.head * NOPE as u32];
         copy_tensor(self.w_uk.ptr(), self.p.w_uk, &coords, self.w_uk_full, None);
@@ -161,9 +168,8 @@ impl Tiled {
         let pieces = |row: Global<u32>| -> Vec<Words> {
             (0..PIECES).map(|i| row.offset((i * 128) as i32).load_vec::<4>()).collect()
         };
-        let weights: Vec<Words> = (0..PIECES)
-            .map(|i| p.w_qa.at(*lane * 4).offset((i * 128) as i32).load_vec_as::<4>(LoadMode::STREAM))
-            .collect();
+        let weights = self.w_qa.at(*lane * 4);
+        self.barrier(); // ORDER: the initialised mbarriers, before every warp waits on them.
         start(&self.shape);
         for round in 0..self.tokens / WARPS / TOGETHER {
             let rows: Vec<Reg<u32>> = (0..TOGETHER).map(|i| self.warp + (round * TOGETHER + i) * WARPS).collect();
@@ -175,13 +181,16 @@ impl Tiled {
                     pieces(p.qkv.byte_at(token.mul_wide(p.qkv_stride * 2)).cast::<u32>().at(*lane * 4))
                 })
                 .collect();
+            if round == 0 {
+                self.w_qa_full.wait(0);
+            }
             for (row, loaded) in rows.iter().zip(loaded) {
                 let sums = loaded.iter().map(|words| warp_sum(squares(&unpack(*words))));
                 let total = sums.reduce(|total, sum| total + sum).expect("some pieces");
                 let r = query_rsqrt(&self.shape, total, p.eps);
                 let to = self.q_c.at(row.mad(Q_C_PITCH, *lane * 4));
-                for (i, (words, weights)) in (0..).zip(loaded.iter().zip(&weights)) {
-                    let (values, weights) = (unpack(*words), unpack(*weights));
+                for (i, words) in (0..).zip(&loaded) {
+                    let (values, weights) = (unpack(*words), unpack(weights.offset(i * 128).load_vec::<4>()));
                     let scaled: Vec<_> = values.iter().zip(&weights).map(|(x, w)| *x * r * *w).collect();
                     to.offset(i * 128).store_vec(pack(&scaled));
                 }
