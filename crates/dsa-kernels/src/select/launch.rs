@@ -114,7 +114,7 @@ impl IndexerSelect {
         }
         // Of a cache of unknown size, the blocks whose rows an int32 numbers.
         let blocks = match step.kv.blocks() {
-            0 => (POOL_ROWS_MAX / step.kv.block_rows() as u64) as u32,
+            0 => ((POOL_ROWS_MAX + 1 - step.kv.page() as u64) / step.kv.block_rows() as u64 + 1) as u32,
             n => word(KERNEL, "kv blocks", n)?,
         };
         let args = SelectArgs {
