@@ -59,7 +59,8 @@ fn mla_shapes() -> Vec<MlaShape> {
     let mut shapes = Vec::new();
     for heads in [6, 12] {
         shapes.extend((1..=8).map(|batch| shape(heads, batch, MlaCacheForm::Fp8Ds, 64).with_qc(true)));
-        for (form, batch) in MlaCacheForm::ALL.into_iter().flat_map(|form| [1, 3, 8, 9, 17].map(|batch| (form, batch))) {
+        for (form, batch) in MlaCacheForm::ALL.into_iter().flat_map(|form| [1, 3, 8, 9, 17].map(|batch| (form, batch)))
+        {
             shapes.push(shape(heads, batch, form, 64));
             shapes.push(shape(heads, batch, form, 1).with_qc(true).with_hold(true));
         }
