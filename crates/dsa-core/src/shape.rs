@@ -73,6 +73,17 @@ fn check_rows_per_request(q: usize) -> Result<(), ShapeError> {
     if (1..=Q_MAX).contains(&q) { Ok(()) } else { Err(ShapeError::RowsPerRequestOutOfRange { q }) }
 }
 
+/// Checks the tokens of an MLA page that a kernel divides by: a power of two up to the longest context.
+///
+/// # Errors
+/// Which of the two is violated.
+pub fn check_kv_page(page: usize) -> Result<(), ShapeError> {
+    if !page.is_power_of_two() {
+        return Err(ShapeError::PageNotPowerOfTwo { page });
+    }
+    if page > CONTEXT_MAX { Err(ShapeError::KvPageTooLarge { page }) } else { Ok(()) }
+}
+
 fn check_topk(topk: usize) -> Result<(), ShapeError> {
     let supported = (TOPK_MULTIPLE..=TOPK_MAX).contains(&topk) && topk.is_multiple_of(TOPK_MULTIPLE);
     if supported { Ok(()) } else { Err(ShapeError::TopkUnsupported { topk }) }

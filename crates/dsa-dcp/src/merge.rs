@@ -52,9 +52,10 @@ pub use kernel::{MergeArgs, MergeParams, build};
 pub use launch::{ExchangeMerge, MergeStep};
 
 use dsa_core::ShapeError;
-use dsa_core::consts::{CONTEXT_MAX, PAGE_STRIDE_MULTIPLE, Q_MAX};
+use dsa_core::consts::{PAGE_STRIDE_MULTIPLE, Q_MAX};
 use dsa_core::device::radix::BINS;
 use dsa_core::layout::ll_slot::PAIR_BYTES;
+use dsa_core::shape::check_kv_page;
 use dsa_kernels::Cost;
 use ptx::Target;
 
@@ -81,9 +82,7 @@ impl MergeShape {
         if !(1..=Q_MAX).contains(&q) {
             return Err(ShapeError::RowsPerRequestOutOfRange { q }.into());
         }
-        if !page.is_power_of_two() || page > CONTEXT_MAX {
-            return Err(ShapeError::PageNotPowerOfTwo { page }.into());
-        }
+        check_kv_page(page)?;
         let shape = MergeShape { exchange, q: q as u32, page: page as u32, ids: false, hold: false, foreign: false };
         let limit = Target::Sm90a.shared_bytes_max() as usize;
         let needed = shape.shared_bytes();
@@ -185,6 +184,8 @@ const _: () = assert!(PAIR_BYTES == PAGE_STRIDE_MULTIPLE, "both are one vector a
 
 #[cfg(test)]
 mod tests {
+    use dsa_core::consts::CONTEXT_MAX;
+
     use super::*;
     use dsa_core::Ownership;
 
@@ -220,5 +221,15 @@ mod tests {
         // 8 x 264 pairs of 16 bytes, 2048 rows out and a count, 256 table entries.
         assert_eq!(cost(&shape, 3).hbm_bytes, 3 * (8 * 264 * 16 + 8192 + 4 + 1024));
         assert_eq!(cost(&shape.with_ids(true), 1).hbm_bytes, 8 * 264 * 16 + 16384 + 4 + 1024);
+    }
+
+    #[test]
+    fn a_page_past_the_longest_context_is_refused_by_its_own_name() {
+        for (page, want) in
+            [(1 << 21, ShapeError::KvPageTooLarge { page: 1 << 21 }), (48, ShapeError::PageNotPowerOfTwo { page: 48 })]
+        {
+            let refused = MergeShape::new(exchange(2, 128, 256, 9), 1, page);
+            assert!(matches!(refused, Err(DcpError::Shape(got)) if got == want), "{page}");
+        }
     }
 }

@@ -36,6 +36,7 @@ pub use launch::{IndexerSelect, SelectStep};
 
 use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP};
 use dsa_core::device::radix::BINS;
+use dsa_core::shape::check_kv_page;
 use dsa_core::{IndexShape, ShapeError};
 
 use crate::cost::Cost;
@@ -58,12 +59,7 @@ impl SelectShape {
     /// `q`, `topk` or `page` outside the supported limits.
     pub fn new(q: usize, topk: usize, page: usize) -> Result<Self, ShapeError> {
         IndexShape::new(0, q, topk, CONTEXT_MAX)?;
-        if !page.is_power_of_two() {
-            return Err(ShapeError::PageNotPowerOfTwo { page });
-        }
-        if page > CONTEXT_MAX {
-            return Err(ShapeError::KvPageTooLarge { page });
-        }
+        check_kv_page(page)?;
         Ok(SelectShape { q: q as u32, topk: topk as u32, page: page as u32, ids: false, hold: false, foreign: false })
     }
 
