@@ -1,5 +1,6 @@
 //! The machine: devices, streams, and the loop that runs warps until every stream has drained.
 
+mod quiet;
 mod report;
 
 use std::cmp::Reverse;
@@ -8,7 +9,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use ptx::KernelIr;
-use ptx::op::Op;
 
 use crate::cluster::{Peers, exit_race};
 use crate::config::{Config, DeviceId, Schedule, Timing};
@@ -17,21 +17,13 @@ use crate::program::Program;
 use crate::race::{AgentSet, LaunchAgents};
 use crate::random::mix;
 use crate::schedule::{Scheduler, WarpRef};
-use crate::step::{Exec, TurnEnd, check_exit, complete_copy, complete_stores};
+use crate::step::{Exec, TurnEnd, check_exit};
 use crate::stream::{EventId, LaunchId, StreamId, Streams};
 use crate::trap::{Fault, LaunchError, MemoryError, SimError, Stop, TrapKind};
 use crate::warp::Wait;
 use crate::world::{BlockRef, LaunchInfo, World};
 
-/// First jump of the clock when everybody polls; doubles while nothing happens.
-const JUMP_PS: u64 = 1_000_000;
-const JUMP_MAX_PS: u64 = 1_000_000_000_000;
-/// The clock stops jumping here, after half a year.
-const CLOCK_MAX_PS: u64 = 1 << 63;
-/// Rounds in which every warp only timed out before that is a deadlock.
-const TIMEOUTS_MAX: u64 = 10_000;
-/// Instructions of pure polling before that is a deadlock: seconds of host time, hours of simulated time.
-const POLLS_MAX: u64 = 50_000_000;
+use quiet::Quiet;
 
 /// A kernel launch.
 #[derive(Clone, Debug)]
@@ -105,21 +97,6 @@ struct Past {
     grid: [u32; 3],
 }
 
-/// Progress of polling: how long nothing that another thread could see has changed.
-#[derive(Default)]
-struct Quiet {
-    /// Number of the current period, from 1.
-    period: u64,
-    /// Ready warps that have polled in it.
-    warps: usize,
-    /// Periods, and instructions, without an effect.
-    rounds: u64,
-    instructions: u64,
-    jump_ps: u64,
-    /// Something other than a timed-out wait was executed.
-    polled: bool,
-}
-
 /// The simulated machine.
 pub struct Machine {
     config: Config,
@@ -161,7 +138,7 @@ impl Machine {
             sleepers: BinaryHeap::new(),
             programs: HashMap::new(),
             past: Vec::new(),
-            quiet: Quiet { period: 1, jump_ps: JUMP_PS, ..Quiet::default() },
+            quiet: Quiet::new(1),
             executed: 0,
             hash: 0,
         }
@@ -512,7 +489,7 @@ impl Machine {
 
         let quiet = self.world.effects == effects;
         if !quiet {
-            self.quiet = Quiet { period: self.quiet.period + 1, jump_ps: JUMP_PS, ..Quiet::default() };
+            self.quiet.restart();
         } else {
             self.quiet.instructions += u64::from(executed);
             self.quiet.polled |= self.world.polls != polls;
@@ -614,159 +591,6 @@ impl Machine {
             self.fill(at.block.grid);
         }
         Ok(())
-    }
-
-    /// Completes the bulk stores that nothing has waited for yet. Whether there was one.
-    fn complete_bulk_stores(&mut self) -> Result<bool, Fault> {
-        let mut any = false;
-        for g in 0..self.grids.len() {
-            let Some(grid) = &mut self.grids[g] else { continue };
-            for b in 0..grid.blocks.len() {
-                let Some(block) = &mut grid.blocks[b] else { continue };
-                match complete_stores(&mut block.cta, &mut self.world.memory) {
-                    Ok(found) => any |= found,
-                    Err(stop) => {
-                        let block = BlockRef { grid: g as u32, block: b as u32 };
-                        return Err(self.fault(WarpRef { block, warp: 0 }, 0, *stop));
-                    }
-                }
-            }
-        }
-        if any {
-            self.restart_quiet();
-        }
-        Ok(any)
-    }
-
-    /// Something has happened.
-    fn restart_quiet(&mut self) {
-        self.quiet = Quiet { period: self.quiet.period + 1, jump_ps: JUMP_PS, ..Quiet::default() };
-    }
-
-    /// Completes a copy to shared memory: the oldest, or any if times are random; then bulk stores. Whether there was one.
-    fn complete_one_copy(&mut self) -> Result<bool, Fault> {
-        let n = self.world.copies.len();
-        if n == 0 {
-            return self.complete_bulk_stores();
-        }
-        let i = if matches!(self.world.timing, Timing::Seeded { .. }) { self.world.chance.below(n) } else { 0 };
-        let at = self.world.copies.remove(i).expect("below the length");
-        let Some(Some(grid)) = self.grids.get_mut(at.grid as usize) else { return Ok(true) };
-        let Some(Some(block)) = grid.blocks.get_mut(at.block as usize) else { return Ok(true) };
-        if block.cta.copies.is_empty() {
-            return Ok(true);
-        }
-        let k = if matches!(self.world.timing, Timing::Seeded { .. }) {
-            self.world.chance.below(block.cta.copies.len())
-        } else {
-            0
-        };
-        let copy = block.cta.copies.remove(k);
-        let result = complete_copy(&mut block.cta, &mut self.world.memory, &grid.info.program.ir, &copy);
-        if let Err(stop) = result {
-            let warp = WarpRef { block: at, warp: copy.issuer.warp };
-            return Err(self.fault(warp, copy.issuer.pc, *stop));
-        }
-        self.restart_quiet();
-        self.wake_block(at);
-        Ok(true)
-    }
-
-    /// Every ready warp has polled in vain: something asynchronous completes, or time passes.
-    fn quiet_round(&mut self) -> Result<(), Fault> {
-        if self.deliver_some() {
-            return Ok(());
-        }
-        if self.complete_one_copy()? {
-            return Ok(());
-        }
-        self.pass_time();
-        self.check_progress()
-    }
-
-    /// A deadlock, if nothing has happened for long enough.
-    fn check_progress(&self) -> Result<(), Fault> {
-        if !self.quiet.polled && self.quiet.rounds > TIMEOUTS_MAX {
-            return Err(self.deadlock("nothing can run"));
-        }
-        if self.quiet.instructions > POLLS_MAX {
-            return Err(self.deadlock("everybody polls, and nothing changes"));
-        }
-        Ok(())
-    }
-
-    /// Lets time pass in which nothing happens.
-    fn pass_time(&mut self) {
-        let mut jump = self.quiet.jump_ps;
-        if let Some(&Reverse((until_ps, _))) = self.sleepers.peek() {
-            jump = jump.min(until_ps.saturating_sub(self.world.clock_ps));
-        }
-        self.world.clock_ps = self.world.clock_ps.saturating_add(jump).min(CLOCK_MAX_PS);
-        self.quiet.jump_ps = (2 * self.quiet.jump_ps).min(JUMP_MAX_PS);
-        self.quiet.rounds += 1;
-        self.quiet.period += 1;
-        self.quiet.warps = 0;
-        self.time_out_waits();
-    }
-
-    /// Suspended mbarrier waits give up for now.
-    fn time_out_waits(&mut self) {
-        for g in 0..self.grids.len() {
-            let Some(grid) = &mut self.grids[g] else { continue };
-            for b in 0..grid.blocks.len() {
-                let Some(block) = &mut grid.blocks[b] else { continue };
-                for warp in &mut block.warps {
-                    let suspended = !warp.queued
-                        && warp.others.iter().any(|group| {
-                            matches!(group.wait, Wait::Event { .. })
-                                && matches!(grid.info.program.ops[group.pc as usize], Op::MbarTryWait { .. })
-                        });
-                    if suspended {
-                        warp.timed_out = true;
-                        warp.queued = true;
-                        let block = BlockRef { grid: g as u32, block: b as u32 };
-                        self.scheduler.push(WarpRef { block, warp: warp.index });
-                    }
-                }
-            }
-        }
-    }
-
-    /// Lets stores to other devices arrive, if some are under way. Whether there were.
-    fn deliver_some(&mut self) -> bool {
-        let World { delayed, memory, .. } = &mut self.world;
-        let Some(random) = self.scheduler.random().filter(|_| !delayed.is_empty()) else { return false };
-        if delayed.deliver_some(random, memory) {
-            self.restart_quiet();
-        }
-        true
-    }
-
-    /// No warp can run. Whether everything is done.
-    fn idle(&mut self) -> Result<bool, Fault> {
-        if self.deliver_some() {
-            return Ok(false);
-        }
-        if self.complete_one_copy()? {
-            return Ok(false);
-        }
-        if let Some(&Reverse((until_ps, _))) = self.sleepers.peek() {
-            self.world.clock_ps = self.world.clock_ps.max(until_ps);
-            return Ok(false);
-        }
-        if self.grids.iter().all(Option::is_none) {
-            if self.queues.iter().all(|q| q.commands.is_empty()) {
-                return Ok(true);
-            }
-            let stuck = self.queues.iter().filter(|q| !q.commands.is_empty()).count();
-            return Err(SimError::StreamsStuck(format!("{stuck} streams have commands that cannot start")).into());
-        }
-        self.pass_time();
-        if self.scheduler.len() == 0 {
-            return Err(self.deadlock("nothing can run"));
-        }
-        self.check_progress()?;
-        Ok(false)
     }
 
     fn out_of_fuel(&self, at: WarpRef) -> Fault {
