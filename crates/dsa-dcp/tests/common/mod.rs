@@ -1,5 +1,5 @@
 //! Groups of ranks that run whole exchanges and are held to a single rank's answer. One body, two executors: as many
-//! simulated devices as ranks always, and all ranks on one GPU when there is one.
+//! simulated devices as ranks always, and the ranks dealt to the GPUs when there are some.
 
 // Every test file uses its own part.
 #![allow(dead_code)]
@@ -175,17 +175,22 @@ impl Group {
         Group { spec: spec.clone(), ranks }
     }
 
+    /// Lets `rank` do nothing for a while.
+    pub fn sleep(&self, rank: usize) -> Result<(), gpu::Error> {
+        let Rank { stream, sleeper, .. } = &self.ranks[rank];
+        sleeper.launch(stream, LaunchConfig::new(1).overlap(true), &SleepArgs { ms: SLEEP_MS })
+    }
+
     /// As [`launch`](Group::launch) with one rank asleep before its local top-k, or between it and the merge: the others
     /// run ahead as far as the protocol lets them.
     pub fn launch_skewed(&self, layer: &Layer, slow: usize, between: bool) -> Result<(), DcpError> {
-        for (rank, Rank { stream, exchange, local_topk, sleeper, .. }) in self.ranks.iter().enumerate() {
-            let sleep = || sleeper.launch(stream, LaunchConfig::new(1).overlap(true), &SleepArgs { ms: SLEEP_MS });
+        for (rank, Rank { stream, exchange, local_topk, .. }) in self.ranks.iter().enumerate() {
             if rank == slow && !between {
-                sleep()?;
+                self.sleep(rank)?;
             }
             local_topk.launch(stream, &layer.local_step(rank, Some(exchange)))?;
             if rank == slow && between {
-                sleep()?;
+                self.sleep(rank)?;
             }
         }
         for (rank, Rank { stream, exchange, merge, .. }) in self.ranks.iter().enumerate() {
@@ -523,26 +528,40 @@ impl Layer {
 
 /// Runs `body` on simulated devices in fixed order.
 pub fn on_sim(spec: &Spec, body: impl Fn(&Group)) {
-    body(&Group::simulated(spec, sim_config()));
+    in_orders([sim_config()], spec, body);
 }
 
 /// Runs `body` on simulated devices in fixed orders and in `seeds` random ones.
 pub fn in_every_order(spec: &Spec, seeds: u64, body: impl Fn(&Group)) {
-    for config in std::iter::once(sim_config()).chain((1..=seeds).map(SimConfig::seeded)) {
-        body(&Group::simulated(spec, config));
-    }
+    in_orders(std::iter::once(sim_config()).chain((1..=seeds).map(SimConfig::seeded)), spec, body);
 }
 
-/// Runs `body` with every rank on the one GPU, each with its own stream and memory, if there is one.
+fn in_orders(configs: impl IntoIterator<Item = SimConfig>, spec: &Spec, body: impl Fn(&Group)) {
+    if std::env::var("DSA_EXECUTOR").is_ok_and(|only| only == "gpu") {
+        println!("SKIPPED: the simulator (DSA_EXECUTOR=gpu)");
+        return;
+    }
+    configs.into_iter().for_each(|config| body(&Group::simulated(spec, config)));
+}
+
+/// Every GPU here; the reason why there is none.
+fn gpus() -> Result<Vec<Device>, gpu::Error> {
+    (0..Device::cuda_count()?).map(Device::cuda).collect()
+}
+
+/// Runs `body` on the GPUs here, if there are any: rank `r` on GPU `r % GPUs`, each with its own stream and memory.
 ///
-/// At most 8 ranks: more streams than the driver has queues could order one rank's merge before another's push.
+/// At most 8 ranks a GPU: more streams than the driver has queues could order one rank's merge before another's push.
 pub fn on_gpu(spec: &Spec, body: impl Fn(&Group)) {
-    assert!(spec.ranks <= 8);
     // One group at a time: ranks of several could queue behind each other.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock();
-    match Device::cuda(0) {
-        Ok(device) => body(&Group::new(spec, &vec![device; spec.ranks], None, None)),
+    match gpus() {
+        Ok(gpus) => {
+            assert!(spec.ranks <= 8 * gpus.len());
+            let devices: Vec<_> = gpus.iter().cycle().take(spec.ranks).cloned().collect();
+            body(&Group::new(spec, &devices, None, None));
+        }
         Err(error) => println!("SKIPPED: no CUDA device ({error})"),
     }
 }
