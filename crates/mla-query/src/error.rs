@@ -84,6 +84,12 @@ pub enum MlaError {
         /// Those of the kernel.
         needed: String,
     },
+    /// A query that would run beside an indexer where there is none.
+    #[error("a late query runs beside the indexer's last kernel; a step with the cache form {form:?} has no indexer")]
+    LateUnsupported {
+        /// The cache form.
+        form: dsa_core::layout::mla_entry::MlaCacheForm,
+    },
     /// A kernel that does not exist for the device's architecture.
     #[error("the MLA query is not available for {target}: it needs sm_90a")]
     UnsupportedTarget {

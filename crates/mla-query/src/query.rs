@@ -44,6 +44,7 @@
 pub(crate) mod insert;
 pub(crate) mod kernel;
 mod launch;
+pub(crate) mod output;
 pub(crate) mod reduce;
 
 pub use kernel::{MlaArgs, MlaParams, build, uk_map};

@@ -22,6 +22,7 @@ pub struct MlaShape {
     page_tokens: u32,
     store_qc: bool,
     hold: bool,
+    late: bool,
 }
 
 impl MlaShape {
@@ -49,6 +50,7 @@ impl MlaShape {
             page_tokens: page_tokens as u32,
             store_qc: false,
             hold: false,
+            late: false,
         })
     }
 
@@ -62,6 +64,21 @@ impl MlaShape {
     pub fn with_hold(mut self, hold: bool) -> Self {
         self.hold = hold;
         self
+    }
+
+    /// Runs beside the kernel before it in the stream, of whose outputs it reads nothing, and waits for it only at the
+    /// end: launched after the last kernel of the indexer, it fills the multiprocessors that this one leaves. Rows and slots
+    /// must be complete before that kernel lets its dependents start; every kernel here waits for its own predecessors
+    /// first, so any kernel between the one that writes them and this one is enough.
+    ///
+    /// # Errors
+    /// K3's form, whose step has no indexer.
+    pub fn with_late(mut self, late: bool) -> Result<Self, MlaError> {
+        if late && self.is_k3() {
+            return Err(MlaError::LateUnsupported { form: self.form });
+        }
+        self.late = late;
+        Ok(self)
     }
 
     /// Heads of the rank.
@@ -92,6 +109,11 @@ impl MlaShape {
     /// Whether the next kernel is held back.
     pub fn hold(&self) -> bool {
         self.hold
+    }
+
+    /// Whether it runs beside its predecessor.
+    pub fn late(&self) -> bool {
+        self.late
     }
 
     /// Whether the query is E4M3, else BF16.
@@ -158,12 +180,13 @@ impl MlaShape {
         };
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(
-            "mla_query_{}_t{}_{form}_page{}{}{}",
+            "mla_query_{}_t{}_{form}_page{}{}{}{}",
             if self.is_tiled() { "tiled".into() } else { format!("c{}", self.cluster()) },
             self.tokens(),
             self.page_tokens,
             flag(self.store_qc, "qc"),
-            flag(self.hold, "hold")
+            flag(self.hold, "hold"),
+            flag(self.late, "late")
         )
     }
 
@@ -232,7 +255,8 @@ mod tests {
     fn names_say_what_differs() {
         let s = shape(6, 8, MlaCacheForm::Fp8Ds);
         assert_eq!(s.name(), "mla_query_c16_t8_fp8ds_page64");
-        assert_eq!(s.with_qc(true).with_hold(true).name(), "mla_query_c16_t8_fp8ds_page64_qc_hold");
+        let full = s.with_qc(true).with_hold(true).with_late(true).unwrap();
+        assert_eq!(full.name(), "mla_query_c16_t8_fp8ds_page64_qc_hold_late");
     }
 
     #[test]

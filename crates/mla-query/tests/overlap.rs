@@ -6,7 +6,7 @@ use common::*;
 use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_core::layout::mla_rows::{KV_C, QKV};
 use gpu::{Buffer, Device, Function, Graph, LaunchConfig, Stream};
-use mla_query::{MlaError, MlaQuery};
+use mla_query::{MlaError, MlaQuery, MlaShape};
 use ptx::*;
 
 kernel_args! {
@@ -76,12 +76,12 @@ fn spoil(resident: &Resident) {
 #[test]
 fn rows_and_slots_are_read_after_the_wait() {
     for config in orders(3) {
-        late(&Device::simulated(config), 1);
+        delayed_producer(&Device::simulated(config), 1);
     }
-    on_gpu(|device| late(device, 250));
+    on_gpu(|device| delayed_producer(device, 250));
 }
 
-fn late(device: &Device, runs: usize) {
+fn delayed_producer(device: &Device, runs: usize) {
     for (form, tokens) in MlaCacheForm::ALL.into_iter().chain([MlaCacheForm::Fp8Ds]).zip([3, 1, 2, 8, 12]) {
         for hold in [false, true] {
             let step = Step::random(14, 1, tokens);
@@ -138,6 +138,135 @@ fn replays_read_the_rows_and_slots_of_the_moment() {
             }
         }
     });
+}
+
+kernel_args! {
+    /// Copies words.
+    pub struct CopyArgs / CopyParams {
+        /// `[words]` output
+        pub to: DevicePtr<u32>,
+        /// `[words]`
+        pub from: DevicePtr<u32>,
+        /// words
+        pub words: u32,
+    }
+}
+
+/// A step beside an indexer: a producer of rows and slots; a kernel that lets its successor start and is busy for long, as
+/// the indexer's last one; the late query; and a consumer, which reads what the busy kernel and the query have written.
+struct Beside {
+    producer: Producer,
+    busy: Function<CopyArgs>,
+    query: MlaQuery,
+    consumer: Function<CopyArgs>,
+    resident: Resident,
+    source: Buffer<u32>,
+    indexed: Buffer<u32>,
+    consumed: Buffer<u32>,
+}
+
+const WORDS: u32 = 256;
+
+impl Beside {
+    fn new(device: &Device, step: &Step, shape: MlaShape, edit: impl Fn(&mut KernelIr)) -> Beside {
+        let target = device.target().unwrap();
+        let copy = |name: &str, ns: u32| {
+            let kernel = build::<CopyArgs>(name, target, LaunchBounds::threads(THREADS), |p| {
+                wait_for_dependencies();
+                launch_dependents();
+                nanosleep(ns);
+                for_range(thread_index(), p.words, THREADS, |i| p.to.at(i).store(p.from.at(i).load()));
+            });
+            device.load(&kernel.unwrap()).unwrap()
+        };
+        let mut ir = KernelIr::clone(mla_query::query::build(&shape, target).unwrap().ir());
+        edit(&mut ir);
+        Beside {
+            producer: Producer::new(device, step),
+            busy: copy("busy", 200_000),
+            query: MlaQuery::from_kernel(device, shape, &Kernel::from_ir(ir).unwrap()).unwrap(),
+            consumer: copy("consume", 0),
+            resident: Resident::new(device, step, shape),
+            source: device.upload(&(0..WORDS).map(|i| i ^ 0x5A5A).collect::<Vec<_>>()).unwrap(),
+            indexed: device.alloc_zeros(WORDS as usize).unwrap(),
+            consumed: device.alloc_zeros(WORDS as usize).unwrap(),
+        }
+    }
+
+    fn launch(&self, step: &Step) {
+        let stream = &self.resident.stream;
+        let copy = |function: &Function<CopyArgs>, to: &Buffer<u32>, from: &Buffer<u32>| {
+            let args = CopyArgs { to: to.ptr(), from: from.ptr(), words: WORDS };
+            function.launch(stream, LaunchConfig::new(1).overlap(true), &args).unwrap();
+        };
+        self.producer.launch(stream, &self.resident);
+        copy(&self.busy, &self.indexed, &self.source);
+        self.resident.launch(&self.query, step).unwrap();
+        copy(&self.consumer, &self.consumed, &self.indexed);
+    }
+
+    fn clear(&self) {
+        self.resident.poison();
+        spoil(&self.resident);
+        self.indexed.fill_bytes(&self.resident.stream, 0).unwrap();
+        self.consumed.fill_bytes(&self.resident.stream, 0).unwrap();
+    }
+
+    fn check(&self, step: &Step) {
+        check(step, self.resident.shape, &self.resident.read(step));
+        let want = self.source.copy_to_vec(&self.resident.stream).unwrap();
+        assert_eq!(self.consumed.copy_to_vec(&self.resident.stream).unwrap(), want, "what ran beside the query");
+    }
+}
+
+#[test]
+fn a_late_query_runs_beside_its_predecessor_and_ends_after_it() {
+    let check_on = |device: &Device, runs: usize| {
+        for (form, tokens) in [(MlaCacheForm::Fp8Ds, 2), (MlaCacheForm::Fp8Divide, 1), (MlaCacheForm::Nvfp4Ds, 12)] {
+            for hold in [false, true] {
+                let step = Step::random(15, 1, tokens);
+                let shape = shape_of(&step, form).with_hold(hold).with_late(true).unwrap();
+                let beside = Beside::new(device, &step, shape, |_| ());
+                for _ in 0..runs {
+                    beside.clear();
+                    beside.launch(&step);
+                    beside.check(&step);
+                }
+            }
+        }
+    };
+    orders(3).into_iter().for_each(|config| check_on(&Device::simulated(config), 1));
+    on_gpu(|device| check_on(device, 50));
+}
+
+#[test]
+fn a_late_query_that_does_not_wait_at_its_end_is_found() {
+    let step = Step::random(15, 1, 1);
+    // The busy kernel's copy may still run when the query has ended, and the consumer waits for the query alone.
+    let shape = shape_of(&step, MlaCacheForm::Fp8Ds).with_hold(true).with_late(true).unwrap();
+    let unwaited = |ir: &mut KernelIr| {
+        let waits = ir.insts.iter().filter(|inst| inst.op == ptx::op::Op::GridDepWait).count();
+        assert_eq!(waits, 1, "a late kernel waits at its end alone");
+        // Where nothing gets to: a kernel without any wait may not overlap.
+        let at = ir.insts.iter().position(|inst| inst.op == ptx::op::Op::GridDepWait).unwrap();
+        ir.insts[at].op = ptx::op::Op::Nanosleep { ns: ptx::op::Operand::Imm(0) };
+        let exit = ir.insts.last().unwrap().clone();
+        let wait = Inst { op: ptx::op::Op::GridDepWait, ..exit };
+        ir.insts.push(wait);
+        ir.insts.push(exit);
+    };
+    let beside = Beside::new(&Device::simulated(sim_config()), &step, shape, unwaited);
+    beside.clear();
+    beside.launch(&step);
+    let error = beside.resident.stream.synchronize().unwrap_err();
+    assert!(error.to_string().contains("DataRace"), "{error}");
+}
+
+#[test]
+fn k3_has_no_indexer_to_be_late_beside() {
+    let shape = MlaShape::new(1, 1, MlaCacheForm::Fp8Multiply, 64).unwrap();
+    assert!(matches!(shape.with_late(true), Err(MlaError::LateUnsupported { .. })));
+    assert_eq!(shape.with_late(false).unwrap(), shape);
 }
 
 #[test]

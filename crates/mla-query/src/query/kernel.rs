@@ -1,10 +1,11 @@
 //! The device code of [`query`](super).
 
 use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};
-use dsa_core::layout::mla_rows::{QUERY, QUERY_ROPE};
+use dsa_core::layout::mla_rows::QUERY_ROPE;
 use ptx::*;
 
 use super::insert::Insert;
+use super::output::QueryRows;
 use super::reduce::{warp_sum, warp_sums};
 use crate::shape::MlaShape;
 use crate::tiled;
@@ -117,12 +118,24 @@ pub(crate) fn squares(values: &[Reg<f32>]) -> Reg<f32> {
     values.iter().fold(Reg::from(0.0f32), |sum, x| x.fma(*x, sum))
 }
 
-/// Waits for the kernel that writes `qkv` and slots; from here on they may be read and outputs written.
+/// From here on `qkv` and slots may be read and outputs written: waits for the kernel that writes them, unless the shape is
+/// late, when they were complete before this kernel started.
 #[track_caller]
 pub(crate) fn start(shape: &MlaShape) {
-    wait_for_dependencies();
+    if !shape.late() {
+        wait_for_dependencies();
+    }
     if !shape.hold() {
         launch_dependents();
+    }
+}
+
+/// The end of every thread: a late kernel ends after the one that it ran beside, so that whoever waits for this one waits
+/// for both.
+#[track_caller]
+pub(crate) fn finish(shape: &MlaShape) {
+    if shape.late() {
+        wait_for_dependencies();
     }
 }
 
@@ -134,20 +147,6 @@ pub(crate) fn query_rsqrt(shape: &MlaShape, total: Reg<f32>, eps: Reg<f32>) -> R
     } else {
         (total.div_rn(Q_LORA as f32) + eps).math(Math::RsqrtApprox)
     }
-}
-
-/// The query's element `column` of a token and head.
-#[track_caller]
-pub(crate) fn query_at(
-    shape: &MlaShape,
-    p: &MlaParams,
-    token: Reg<u32>,
-    head: Reg<u32>,
-    column: Reg<u32>,
-) -> Global<u8> {
-    let bytes = shape.query_bytes() as u32;
-    let row = token.mad(p.heads, head);
-    p.query.byte_at(row.mul_wide(QUERY as u32 * bytes)).at(column * bytes)
 }
 
 struct Query {
@@ -168,6 +167,7 @@ struct Query {
     head: Reg<u32>,
     /// First token of the cluster.
     first: Reg<u32>,
+    out: QueryRows,
     q_b: SharedArray<u32>,
     w_uk: SharedArray<u32>,
     q_c: SharedArray<u32>,
@@ -194,6 +194,7 @@ impl Query {
         let latent_rows = SharedArray::aligned("latent_rows", tokens * NOPE as u32, 16);
         let column_sums = SharedArray::aligned("columns", 2 * COMPUTE_THREADS * tokens, 16);
         let barriers = MbarrierArray::new("barriers", 3);
+        let head = special(Special::CtaidY);
         Query {
             shape,
             p,
@@ -205,8 +206,9 @@ impl Query {
             warp: warp_index(),
             lane: lane_index(),
             part: cluster_rank(),
-            head: special(Special::CtaidY),
+            head,
             first: special(Special::CtaidZ) * tokens,
+            out: QueryRows::new(shape, p, head),
             q_b,
             w_uk,
             q_c,
@@ -235,6 +237,7 @@ impl Query {
                 cluster_wait();
             },
         );
+        finish(&self.shape);
     }
 
     /// Initialises the barriers and starts the copies of the weights.
@@ -364,15 +367,14 @@ impl Query {
         self.barrier(); // ORDER: the row sums, before they are sent and stored.
     }
 
-    /// Four consecutive rows of token `b` from row `j` on, rounded to BF16, as FP32.
-    fn projected(&self, b: Reg<u32>, j: Reg<u32>) -> [Reg<f32>; 4] {
+    /// Four consecutive rows of token `b` from row `j` on.
+    fn projected(&self, b: Reg<u32>, j: Reg<u32>) -> [Reg<Bf16x2>; 2] {
         let mut sums = self.row_sums.at(b.mad(self.rows, j)).load_vec::<4>();
         for split in 1..self.splits {
             let more = self.row_sums.at((b + split * self.tokens).mad(self.rows, j)).load_vec::<4>();
             sums = std::array::from_fn(|i| sums[i] + more[i]);
         }
-        let [low, high] = [0, 2].map(|i| Reg::<Bf16x2>::from_f32(sums[i], sums[i + 1]));
-        [low.low_f32(), low.high_f32(), high.low_f32(), high.high_f32()]
+        [0, 2].map(|i| Reg::<Bf16x2>::from_f32(sums[i], sums[i + 1]))
     }
 
     /// Sends the CTA's latent rows to every CTA of the cluster, 16 bytes at a time.
@@ -385,30 +387,23 @@ impl Query {
             let row = self.part.mad(*rows, j);
             when(row.lt(NOPE as u32), || {
                 let to = self.latent_rows.at(b.mad(NOPE as u32, row)).of_cta(rank);
-                to.store_async(self.projected(b, j), self.gathered.of_cta(rank));
+                let [low, high] = self.projected(b, j);
+                let values = [low.low_f32(), low.high_f32(), high.low_f32(), high.high_f32()];
+                to.store_async(values, self.gathered.of_cta(rank));
             });
         });
     }
 
     /// Writes the CTA's rope rows to the query.
     fn store_rope(&self) {
-        let Query { p, tokens, rows, .. } = self;
+        let Query { tokens, rows, .. } = self;
         let fours = rows / 4;
         self.each(fours * tokens, |item| {
             let (j, b) = (item % fours * 4, item / fours);
             let row = self.part.mad(*rows, j);
-            let token = self.first + b;
-            when(row.ge(NOPE as u32) & token.lt(p.tokens), || {
-                let [x0, x1, x2, x3] = self.projected(b, j);
-                let to = query_at(&self.shape, p, token, self.head, row + (QUERY_ROPE.start - NOPE) as u32);
-                if self.shape.is_fp8() {
-                    let scale = p.q_scale_inv.load();
-                    let low = e4m3x2_from_f32(x0 * scale, x1 * scale);
-                    to.cast::<u32>().store(low.pack(e4m3x2_from_f32(x2 * scale, x3 * scale)));
-                } else {
-                    let pairs = [(x0, x1), (x2, x3)].map(|(low, high)| Reg::<Bf16x2>::from_f32(low, high).to_bits());
-                    to.cast::<u32>().store_vec(pairs);
-                }
+            when(row.ge(NOPE as u32), || {
+                let column = row + (QUERY_ROPE.start - NOPE) as u32;
+                self.out.store(self.first + b, column, self.projected(b, j));
             });
         });
     }
@@ -448,26 +443,16 @@ impl Query {
 
     /// Adds up the groups and writes the CTA's latent columns to the query.
     fn store_latent(&self) {
-        let Query { p, tokens, columns, .. } = self;
-        let pairs = columns / 2;
-        let groups = COMPUTE_THREADS / pairs;
-        self.each(pairs * tokens, |item| {
-            let (pair, b) = (item % pairs, item / pairs);
-            let token = self.first + b;
-            when(token.lt(p.tokens), || {
-                let from = self.column_sums.at(b.mad(*columns, pair * 2));
-                let sums = (0..groups).map(|g| from.offset((g * tokens * columns) as i32).load_vec::<2>());
-                let [low, high] = sums.reduce(|a, b| [a[0] + b[0], a[1] + b[1]]).expect("some groups");
-                let rounded = Reg::<Bf16x2>::from_f32(low, high);
-                let to = query_at(&self.shape, p, token, self.head, self.part.mad(*columns, pair * 2));
-                if self.shape.is_fp8() {
-                    let scale = p.q_scale_inv.load();
-                    let codes = e4m3x2_from_f32(rounded.low_f32() * scale, rounded.high_f32() * scale);
-                    to.cast::<u16>().store(codes.to_u32());
-                } else {
-                    to.cast::<u32>().store(rounded.to_bits());
-                }
-            });
+        let Query { tokens, columns, .. } = self;
+        let fours = columns / 4;
+        let groups = 2 * COMPUTE_THREADS / columns;
+        self.each(fours * tokens, |item| {
+            let (four, b) = (item % fours * 4, item / fours);
+            let from = self.column_sums.at(b.mad(*columns, four));
+            let sums = (0..groups).map(|g| from.offset((g * tokens * columns) as i32).load_vec::<4>());
+            let sums = sums.reduce(|a, b| std::array::from_fn(|i| a[i] + b[i])).expect("some groups");
+            let pairs = [0, 2].map(|i| Reg::<Bf16x2>::from_f32(sums[i], sums[i + 1]));
+            self.out.store(self.first + b, self.part.mad(*columns, four), pairs);
         });
     }
 

@@ -6,9 +6,10 @@ use ptx::*;
 
 use crate::query::insert::Insert;
 use crate::query::kernel::{
-    COMPUTE, COMPUTE_THREADS, INSERT, INSERT_THREADS, MlaArgs, MlaParams, NORM_THREADS, pack, query_at, query_rsqrt,
+    COMPUTE, COMPUTE_THREADS, INSERT, INSERT_THREADS, MlaArgs, MlaParams, NORM_THREADS, finish, pack, query_rsqrt,
     squares, start, unpack,
 };
+use crate::query::output::QueryRows;
 use crate::query::reduce::warp_sum;
 use crate::shape::MlaShape;
 
@@ -56,6 +57,7 @@ struct Tiled {
     head: Reg<u32>,
     /// First token of the cluster.
     first: Reg<u32>,
+    out: QueryRows,
     w_uk: SharedArray<u32>,
     w_qa: SharedArray<u32>,
     q_c: SharedArray<u32>,
@@ -77,6 +79,7 @@ impl Tiled {
         let latent_rows = SharedArray::aligned("latent_rows", tokens * LATENT_PITCH, 16);
         let barriers = MbarrierArray::new("barriers", 3);
         let lane = lane_index();
+        let head = special(Special::CtaidY);
         Tiled {
             shape,
             p,
@@ -87,8 +90,9 @@ impl Tiled {
             group: lane >> 2,
             quarter: lane & 3,
             part: cluster_rank(),
-            head: special(Special::CtaidY),
+            head,
             first: special(Special::CtaidZ) * tokens,
+            out: QueryRows::new(shape, p, head),
             w_uk,
             w_qa,
             q_c,
@@ -105,6 +109,7 @@ impl Tiled {
         // ORDER: a peer's barriers and start, before the first store to it.
         cluster_arrive_relaxed();
         when_else(self.warp.lt(WARPS), || self.compute(), || self.insert());
+        finish(&self.shape);
     }
 
     /// Initialises the barriers and starts the copies of the norm's weights and of the CTA's columns.
@@ -247,7 +252,7 @@ impl Tiled {
 
     /// Adds up the parts, eight rows of a token per thread: latent rows go to every CTA, rope rows to the query.
     fn gather(&self) {
-        let Tiled { p, tokens, thread, .. } = self;
+        let Tiled { tokens, thread, .. } = self;
         let eights = ROWS / 8;
         assert!(tokens * eights <= COMPUTE_THREADS);
         when(thread.lt(tokens * eights), || {
@@ -268,26 +273,15 @@ impl Tiled {
                     to.of_cta(rank).store_async(words, self.gathered.of_cta(rank));
                 }
             });
-            when(row.ge(NOPE as u32) & token.lt(p.tokens), || {
-                let to = query_at(&self.shape, p, token, self.head, row + (QUERY_ROPE.start - NOPE) as u32);
-                if self.shape.is_fp8() {
-                    let scale = p.q_scale_inv.load();
-                    let x = unpack(words);
-                    let codes = |i: usize| {
-                        e4m3x2_from_f32(x[i] * scale, x[i + 1] * scale)
-                            .pack(e4m3x2_from_f32(x[i + 2] * scale, x[i + 3] * scale))
-                    };
-                    to.cast::<u32>().store_vec([codes(0), codes(4)]);
-                } else {
-                    to.cast::<u32>().store_vec(words);
-                }
+            when(row.ge(NOPE as u32), || {
+                self.out.store(token, row + (QUERY_ROPE.start - NOPE) as u32, words.map(Reg::<Bf16x2>::from_bits));
             });
         });
     }
 
     /// 16 tokens' latent rows times 16 of the CTA's columns of W_UK, into the query.
     fn absorb(&self) {
-        let Tiled { p, group, quarter, .. } = self;
+        let Tiled { group, quarter, .. } = self;
         let (columns, m) = (self.warp & 3, self.warp >> 2);
         let [even, odd] = [(); 2].map(|()| MmaTile::zero());
         let latent = self.latent_rows.at((m * 16 + *group).mad(LATENT_PITCH, *quarter));
@@ -314,20 +308,10 @@ impl Tiled {
         }
         for half in 0..2 {
             let token = self.first + m * 16 + *group + 8 * half;
-            when(token.lt(p.tokens), || {
-                let [x0, x1, x2, x3] =
-                    [even.get(2 * half), odd.get(2 * half), even.get(2 * half + 1), odd.get(2 * half + 1)];
-                let column = self.part.mad(COLUMNS, columns * 16 + *quarter * 4);
-                let to = query_at(&self.shape, p, token, self.head, column);
-                let pairs = [(x0, x1), (x2, x3)].map(|(low, high)| Reg::<Bf16x2>::from_f32(low, high));
-                if self.shape.is_fp8() {
-                    let scale = p.q_scale_inv.load();
-                    let [low, high] = pairs.map(|x| e4m3x2_from_f32(x.low_f32() * scale, x.high_f32() * scale));
-                    to.cast::<u32>().store(low.pack(high));
-                } else {
-                    to.cast::<u32>().store_vec(pairs.map(|x| x.to_bits()));
-                }
-            });
+            let [x0, x1, x2, x3] =
+                [even.get(2 * half), odd.get(2 * half), even.get(2 * half + 1), odd.get(2 * half + 1)];
+            let column = self.part.mad(COLUMNS, columns * 16 + *quarter * 4);
+            self.out.store(token, column, [(x0, x1), (x2, x3)].map(|(low, high)| Reg::<Bf16x2>::from_f32(low, high)));
         }
     }
 }
