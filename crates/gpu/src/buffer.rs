@@ -8,20 +8,25 @@ use ptx::DevicePtr;
 
 use crate::device::{Backend, Device};
 use crate::error::Error;
-use crate::graph;
+use crate::ipc::IpcHandle;
 use crate::stream::{Stream, StreamBackend};
+use crate::{cuda, graph};
 
-/// Owned device memory, freed when dropped. Freeing waits for the device, as the driver does.
-pub(crate) struct Allocation {
-    device: Device,
-    address: u64,
+/// Device memory that a buffer keeps.
+pub(crate) enum Allocation {
+    /// Its own, freed when dropped. Freeing waits for the device, as the driver does.
+    Own { device: Device, address: u64 },
+    /// Another process's, unmapped when dropped.
+    Mapped { _mapping: cuda::Mapping },
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        match self.device.backend() {
-            Backend::Cuda(context) => context.free(self.address),
-            Backend::Sim(device) => device.free(self.address),
+        if let Allocation::Own { device, address } = self {
+            match device.backend() {
+                Backend::Cuda(context) => context.free(*address),
+                Backend::Sim(device) => device.free(*address),
+            }
         }
     }
 }
@@ -53,8 +58,12 @@ impl<T: Pod> Drop for Buffer<T> {
 
 impl<T: Pod> Buffer<T> {
     pub(crate) fn owned(device: Device, address: u64, len: usize) -> Self {
-        let allocation = (address != 0).then(|| Allocation { device: device.clone(), address });
+        let allocation = (address != 0).then(|| Allocation::Own { device: device.clone(), address });
         Buffer { device, address, len, allocation, elem: PhantomData }
+    }
+
+    pub(crate) fn mapped(device: Device, address: u64, len: usize, mapping: cuda::Mapping) -> Self {
+        Buffer { device, address, len, allocation: Some(Allocation::Mapped { _mapping: mapping }), elem: PhantomData }
     }
 
     /// `len` elements of memory that somebody else owns; dropping the buffer frees nothing.
@@ -136,6 +145,14 @@ impl<T: Pod> Buffer<T> {
     /// As [`View::copy_to_vec`].
     pub fn copy_to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         self.as_view().copy_to_vec(stream)
+    }
+
+    /// As [`View::ipc_handle`].
+    ///
+    /// # Errors
+    /// As [`View::ipc_handle`].
+    pub fn ipc_handle(&self) -> Result<IpcHandle, Error> {
+        self.as_view().ipc_handle()
     }
 
     /// As [`View::fill_bytes`].

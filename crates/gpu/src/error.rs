@@ -106,6 +106,48 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// Memory that cannot be mapped by other processes.
+    #[error("memory at {address:#x} cannot be shared with other processes: {reason}")]
+    NotShareable {
+        /// Its address.
+        address: u64,
+        /// Why.
+        reason: String,
+    },
+    /// Another process's memory that this device cannot map.
+    #[error("device {device} cannot map another process's memory: {reason}")]
+    NotMappable {
+        /// The accessing device.
+        device: String,
+        /// Why.
+        reason: String,
+    },
+    /// No usable NCCL library on this machine.
+    #[error("no NCCL: {reason}; install NCCL {needed} or newer where the dynamic linker finds libnccl.so.2")]
+    NoNccl {
+        /// What was found instead.
+        reason: String,
+        /// The oldest version that works.
+        needed: Version,
+    },
+    /// A failure that NCCL reports. The communicator is of no more use.
+    #[error("{call}: NCCL result {code}, {reason}")]
+    Nccl {
+        /// The function.
+        call: &'static str,
+        /// Its numeric result.
+        code: i32,
+        /// NCCL's explanation.
+        reason: String,
+    },
+    /// The other ranks of a communicator did not do their part in time; the communicator was aborted.
+    #[error("{call}: the other ranks did not come within {limit:?}")]
+    NcclTimeout {
+        /// The function.
+        call: &'static str,
+        /// How long was waited.
+        limit: std::time::Duration,
+    },
     /// An operation that graph capture does not allow, or a capture that failed.
     #[error("graph capture: {reason}")]
     Capture {

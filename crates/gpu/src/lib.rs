@@ -9,6 +9,8 @@
 //! - **Interoperation**: the device's primary context is used, so handles and addresses of other libraries in the
 //!   process are valid here. [`Device::from_cuda`], [`Stream::from_cuda`] and [`Device::wrap_cuda`] take what an engine
 //!   already has.
+//! - **Other processes and nodes**: [`View::ipc_handle`] and [`Device::open_ipc`] map memory of other processes on the
+//!   same node; [`nccl`] gathers over whatever links there are. NCCL too is looked up at run time.
 //! - **Threads**: every handle is `Send + Sync`; each driver call, drops included, first makes its own context current
 //!   on the calling thread. The thread's current context is left changed, as the bindings do.
 //! - **Faults**: an illegal access surfaces at a later call. Every call from then on reports that first fault, with the
@@ -23,7 +25,9 @@ mod device;
 mod error;
 mod function;
 mod graph;
+mod ipc;
 mod jit;
+pub mod nccl;
 mod sim;
 mod stream;
 
@@ -32,6 +36,7 @@ pub use device::{Device, DeviceInfo, L2Promotion, Version};
 pub use error::Error;
 pub use function::{Function, LaunchConfig};
 pub use graph::{Graph, GraphInfo};
+pub use ipc::IpcHandle;
 pub use jit::JitReport;
 pub use stream::{Event, Stream};
 
@@ -55,6 +60,8 @@ mod tests {
         check::<View<'static, u32>>();
         check::<Function<()>>();
         check::<Graph>();
+        check::<IpcHandle>();
+        check::<nccl::Communicator>();
         check::<Error>();
     }
 }

@@ -83,6 +83,18 @@ impl Stream {
         }
     }
 
+    /// Whether what is enqueued now is captured instead of run, by [`Graph::capture`](crate::Graph::capture) or by anybody
+    /// else.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] of earlier work.
+    pub fn is_capturing(&self) -> Result<bool, Error> {
+        match &*self.backend {
+            StreamBackend::Cuda(stream) => stream.is_capturing(),
+            StreamBackend::Sim(stream) => Ok(stream.capture().is_some()),
+        }
+    }
+
     /// Waits until everything enqueued so far has finished.
     ///
     /// # Errors

@@ -91,18 +91,22 @@ impl Stream {
         }
     }
 
-    /// Binds the context and refuses what would break a capture in progress, before the driver invalidates it.
-    pub(super) fn refuse_while_capturing(&self, what: &str) -> Result<(), Error> {
+    /// Whether work is captured instead of run. Binds the context.
+    pub(crate) fn is_capturing(&self) -> Result<bool, Error> {
         self.context.bind()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the context is bound, the stream is alive and `status` outlives the call.
         let asked = unsafe { sys::cuStreamIsCapturing(self.raw(), &mut status) };
         self.context.check("cuStreamIsCapturing", asked)?;
-        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            Ok(())
-        } else {
-            Err(Error::Capture { reason: format!("{what} is not possible while the stream is captured") })
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Binds the context and refuses what would break a capture in progress, before the driver invalidates it.
+    pub(super) fn refuse_while_capturing(&self, what: &str) -> Result<(), Error> {
+        if self.is_capturing()? {
+            return Err(Error::Capture { reason: format!("{what} is not possible while the stream is captured") });
         }
+        Ok(())
     }
 
     /// Later work waits for `event`.

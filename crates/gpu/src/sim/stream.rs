@@ -56,7 +56,7 @@ impl Stream {
     }
 
     /// The open capture that the stream takes part in, and its number there.
-    pub(super) fn capture(&self) -> Option<(Arc<Recording>, usize)> {
+    pub(crate) fn capture(&self) -> Option<(Arc<Recording>, usize)> {
         let mut capture = self.capture.lock();
         if capture.as_ref().is_some_and(|(recording, _)| !recording.is_open()) {
             *capture = None;
