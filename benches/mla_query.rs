@@ -8,10 +8,13 @@
 //! ```
 //!
 //! The floor is that of one launch alone; behind a predecessor the next layer's weights load early, so only latency is left.
-//! Without a GPU it says so and times the simulator on the smallest case.
+//! Without a GPU it says so and times the simulator on the smallest case. `BENCH_JSON=FILE` keeps the results.
+
+mod common;
 
 use std::time::Instant;
 
+use criterion::Criterion;
 use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};
 use dsa_core::generate::SplitMix64;
 use dsa_core::layout::mla_entry::MlaCacheForm;
@@ -22,15 +25,12 @@ use gpu::{Buffer, Device, Graph, Stream};
 use mla_query::query::cost;
 use mla_query::{MlaCache, MlaError, MlaQuery, MlaShape, MlaStep, MlaWeights};
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use common::{Peak, Report, Result, print_device, time_graph};
 
-/// Measured read-only stream of an H200 over 1 GiB, and its FP32 rate.
-const PEAK: (f64, f64) = (4.37e12, 67e12);
 /// Weights of all layers together: several times an L2.
 const WEIGHT_BYTES: usize = 240 << 20;
 const EPS: f32 = 1e-5;
 const PAGE_TOKENS: usize = 64;
-const SAMPLES: usize = 21;
 
 /// The layers of one case on a device.
 struct Rig {
@@ -132,65 +132,62 @@ impl Rig {
         }
     }
 
-    fn graph(&self, query: &MlaQuery) -> std::result::Result<Graph, MlaError> {
+    fn graph(&self, query: &MlaQuery) -> Result<Graph, MlaError> {
         Graph::capture_with(&self.stream, |stream| {
             (0..self.layers.len()).try_for_each(|layer| query.launch(stream, &self.step(layer)))
         })
     }
 }
 
-fn time(device: &Device, heads: usize, tokens: usize, form: MlaCacheForm) -> Result<()> {
-    let layers = WEIGHT_BYTES / (2 * heads * (Q_HEAD * Q_LORA + NOPE * KV_LORA));
-    let rig = Rig::new(device, heads, tokens, form, layers)?;
-    let query = MlaQuery::new(device, rig.shape)?;
-    rig.check(&query)?;
-    let graph = rig.graph(&query)?;
-    let (start, end) = (device.event()?, device.event()?);
-    let mut samples = Vec::new();
-    for _ in 0..SAMPLES {
-        start.record(&rig.stream)?;
-        graph.launch(&rig.stream)?;
-        end.record(&rig.stream)?;
-        end.synchronize()?;
-        let ms = start.elapsed_ms(&end)?.ok_or("a CUDA event has a time")?;
-        samples.push(f64::from(ms) * 1e3 / layers as f64);
-    }
-    samples.sort_by(f64::total_cmp);
-    let (us, cost) = (samples[SAMPLES / 2], cost(&rig.shape, tokens));
-    let floor = cost.floor_us(PEAK.0, PEAK.1);
-    println!(
-        "mla_query h{heads} t{tokens} {form:?} | {us:.2} us | floor {floor:.2} us, HBM {:.1} MB at {:.2} TB/s | {:.2} of the roofline",
-        cost.hbm_bytes as f64 / 1e6,
-        PEAK.0 / 1e12,
-        floor / us
-    );
-    Ok(())
+struct Bench<'a> {
+    criterion: &'a mut Criterion,
+    device: &'a Device,
+    report: Report,
 }
 
-fn bench() -> Result<()> {
-    match Device::cuda(0) {
-        Ok(device) => {
-            for heads in [6, 12] {
-                for tokens in [1, 2, 4, 8, 16, 64] {
-                    time(&device, heads, tokens, MlaCacheForm::Fp8Ds)?;
-                }
-                time(&device, heads, 8, MlaCacheForm::Nvfp4Ds)?;
-            }
-        }
-        Err(error) => {
-            println!("no GPU ({error}): timing the simulator, which says nothing about the kernel");
-            let rig = Rig::new(&Device::simulated(gpu::SimConfig::default()), 1, 1, MlaCacheForm::Fp8Ds, 1)?;
-            let query = MlaQuery::new(rig.stream.device(), rig.shape)?;
-            let started = Instant::now();
-            rig.check(&query)?;
-            println!("mla_query h1 t1 Fp8Ds | simulated and checked in {:.3} s", started.elapsed().as_secs_f64());
-        }
+impl Bench<'_> {
+    fn time(&mut self, heads: usize, tokens: usize, form: MlaCacheForm) -> Result<()> {
+        let layers = WEIGHT_BYTES / (2 * heads * (Q_HEAD * Q_LORA + NOPE * KV_LORA));
+        let rig = Rig::new(self.device, heads, tokens, form, layers)?;
+        let query = MlaQuery::new(self.device, rig.shape)?;
+        rig.check(&query)?;
+        let graph = rig.graph(&query)?;
+        let label = format!("mla_query h{heads} t{tokens} {form:?}");
+        let samples = time_graph(self.criterion, &label.replace(' ', "/"), &rig.stream, &graph, layers)?;
+        let cost = cost(&rig.shape, tokens);
+        self.report.line(&label, &samples, cost, Peak::of(self.device), |peak| peak.fp32_flops_per_s);
+        Ok(())
     }
+}
+
+fn bench_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
+    print_device(device);
+    let mut bench = Bench { criterion, device, report: Report::default() };
+    for heads in [6, 12] {
+        for tokens in [1, 2, 4, 8, 16, 64] {
+            bench.time(heads, tokens, MlaCacheForm::Fp8Ds)?;
+        }
+        bench.time(heads, 8, MlaCacheForm::Nvfp4Ds)?;
+    }
+    bench.report.finish()
+}
+
+fn bench_simulator(why: &str) -> Result<()> {
+    println!("no GPU ({why}): timing the simulator, which says nothing about the kernel");
+    let rig = Rig::new(&Device::simulated(gpu::SimConfig::default()), 1, 1, MlaCacheForm::Fp8Ds, 1)?;
+    let query = MlaQuery::new(rig.stream.device(), rig.shape)?;
+    let started = Instant::now();
+    rig.check(&query)?;
+    println!("mla_query h1 t1 Fp8Ds | simulated and checked in {:.3} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 
 fn main() {
-    if let Err(error) = bench() {
+    let result = match Device::cuda(0) {
+        Ok(device) => bench_gpu(&mut common::criterion(), &device),
+        Err(error) => bench_simulator(&error.to_string()),
+    };
+    if let Err(error) = result {
         eprintln!("bench failed: {error}");
         std::process::exit(1);
     }

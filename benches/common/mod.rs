@@ -1,0 +1,173 @@
+//! What the benches share: ceilings of the devices, timing of graphs, the line each result prints, and the file that keeps them.
+#![allow(dead_code, reason = "each bench uses its part")]
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use criterion::Criterion;
+use dsa_kernels::Cost;
+use gpu::{Device, Graph, Stream};
+use serde_json::{Value, json};
+
+pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+/// What a device was measured to reach, or its datasheet says; no floor is printed for others.
+#[derive(Clone, Copy)]
+pub struct Peak {
+    device: &'static str,
+    /// Measured read-only stream over 1 GiB.
+    pub bytes_per_s: f64,
+    /// Datasheet, dense FP8 on the tensor cores.
+    pub fp8_flops_per_s: f64,
+    /// Datasheet, FP32.
+    pub fp32_flops_per_s: f64,
+}
+
+const PEAKS: [Peak; 1] =
+    [Peak { device: "NVIDIA H200", bytes_per_s: 4.37e12, fp8_flops_per_s: 1979e12, fp32_flops_per_s: 67e12 }];
+
+impl Peak {
+    pub fn of(device: &Device) -> Option<Peak> {
+        PEAKS.into_iter().find(|peak| device.info().name.contains(peak.device))
+    }
+}
+
+/// The first line of a GPU bench.
+pub fn print_device(device: &Device) {
+    let info = device.info();
+    println!(
+        "{} ({} SMs, {} MB L2), driver {:?}; cold L2, CUDA graphs, programmatic launches; medians",
+        info.name,
+        info.sms,
+        info.l2_bytes >> 20,
+        info.driver_version
+    );
+}
+
+/// The numbers of an environment variable, separated by commas.
+pub fn numbers(variable: &str, default: &[usize]) -> Vec<usize> {
+    match std::env::var(variable) {
+        Ok(list) => list.split(',').filter_map(|n| n.parse().ok()).collect(),
+        Err(_) => default.to_vec(),
+    }
+}
+
+/// Whether an environment variable, a list of names, has `name`; true if it is not set.
+pub fn wanted(variable: &str, name: &str) -> bool {
+    std::env::var(variable).map_or(true, |names| names.split(',').any(|n| n == name))
+}
+
+/// Microseconds per launch, sorted.
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    /// The sample that a share `p` in 0..=1 of the samples does not exceed; NaN of none.
+    pub fn quantile(&self, p: f64) -> f64 {
+        let at = (p * self.0.len().saturating_sub(1) as f64).round() as usize;
+        self.0.get(at).copied().unwrap_or(f64::NAN)
+    }
+
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+}
+
+/// Microseconds of one launch of a graph of `launches`, once.
+pub fn graph_us(stream: &Stream, graph: &Graph, launches: usize) -> Result<f64> {
+    let (start, end) = (stream.device().event()?, stream.device().event()?);
+    start.record(stream)?;
+    graph.launch(stream)?;
+    end.record(stream)?;
+    end.synchronize()?;
+    let ms = start.elapsed_ms(&end)?.ok_or("the device's events carry no time")?;
+    Ok(f64::from(ms) * 1e3 / launches as f64)
+}
+
+/// Times a graph of `launches` under criterion, after three unmeasured runs.
+pub fn time_graph(c: &mut Criterion, id: &str, stream: &Stream, graph: &Graph, launches: usize) -> Result<Samples> {
+    for _ in 0..3 {
+        graph_us(stream, graph, launches)?;
+    }
+    let samples = RefCell::new(Vec::new());
+    c.bench_function(id, |b| {
+        b.iter_custom(|iters| {
+            let total: f64 = (0..iters)
+                .map(|_| {
+                    let us = graph_us(stream, graph, launches).expect("the runs before succeeded");
+                    samples.borrow_mut().push(us);
+                    us
+                })
+                .sum();
+            Duration::from_secs_f64(total * 1e-6)
+        });
+    });
+    let mut samples = samples.into_inner();
+    samples.sort_by(f64::total_cmp);
+    Ok(Samples(samples))
+}
+
+/// The criterion of every bench: short, since one sample is a graph of many launches.
+pub fn criterion() -> Criterion {
+    Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(50))
+        .measurement_time(Duration::from_millis(200))
+        .configure_from_args()
+}
+
+/// Prints one line per result; with `BENCH_JSON` set, [`finish`](Report::finish) keeps them in that file.
+#[derive(Default)]
+pub struct Report {
+    lines: Vec<Value>,
+}
+
+impl Report {
+    /// A result against the floor of `cost`; `flops_per_s` picks the peak's rate for its arithmetic. Returns the median.
+    pub fn line(
+        &mut self,
+        label: &str,
+        samples: &Samples,
+        cost: Cost,
+        peak: Option<Peak>,
+        flops_per_s: fn(&Peak) -> f64,
+    ) -> f64 {
+        let us = samples.median();
+        let floor = peak.map(|peak| cost.floor_us(peak.bytes_per_s, flops_per_s(&peak)));
+        match (peak, floor) {
+            (Some(peak), Some(floor)) => println!(
+                "{label} | {us:8.2} us | floor {floor:7.2} us, HBM {:.1} MB at {:.2} TB/s, {:.1} GFLOP | {:.2} of the roofline",
+                cost.hbm_bytes as f64 / 1e6,
+                peak.bytes_per_s / 1e12,
+                cost.flops as f64 / 1e9,
+                floor / us
+            ),
+            _ => println!("{label} | {us:8.2} us | HBM {:.1} MB (no measured peak)", cost.hbm_bytes as f64 / 1e6),
+        }
+        self.lines.push(json!({
+            "label": label.split_whitespace().collect::<Vec<_>>().join(" "),
+            "median_us": us, "p10_us": samples.quantile(0.1), "p90_us": samples.quantile(0.9), "samples": samples.0.len(),
+            "floor_us": floor, "hbm_bytes": cost.hbm_bytes, "flops": cost.flops,
+        }));
+        us
+    }
+
+    /// A derived number, such as a difference or a ratio, with its unit.
+    pub fn number(&mut self, label: &str, value: f64, unit: &str) {
+        println!("{label} | {value:8.2} {unit}");
+        self.lines.push(json!({
+            "label": label.split_whitespace().collect::<Vec<_>>().join(" "), "value": value, "unit": unit,
+        }));
+    }
+
+    /// Writes the file that `BENCH_JSON` names: an array of one object per line.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn finish(self) -> Result<()> {
+        if let Ok(path) = std::env::var("BENCH_JSON") {
+            std::fs::write(&path, serde_json::to_vec_pretty(&self.lines)?)?;
+            println!("{} results in {path}", self.lines.len());
+        }
+        Ok(())
+    }
+}
