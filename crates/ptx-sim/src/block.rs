@@ -32,6 +32,10 @@ pub(crate) struct Cta {
     pub(crate) mbarriers: Mbarriers,
     /// Copies to shared memory under way.
     pub(crate) copies: Vec<CopyIn>,
+    /// `cp.async` copies, by thread.
+    pub(crate) thread_copies: BTreeMap<u32, ThreadCopies>,
+    /// Their asynchronous queues, by warp.
+    pub(crate) copy_queues: BTreeMap<u32, AgentId>,
     /// Bulk stores, by thread.
     pub(crate) stores: BTreeMap<u32, StoreQueue>,
     pub(crate) warpgroups: Vec<Warpgroup>,
@@ -59,6 +63,8 @@ impl Cta {
             barriers: std::array::from_fn(|_| NamedBarrier::default()),
             mbarriers: Mbarriers::new(),
             copies: Vec::new(),
+            thread_copies: BTreeMap::new(),
+            copy_queues: BTreeMap::new(),
             stores: BTreeMap::new(),
             warpgroups: (0..agents.warps.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
             events: 0,
@@ -164,6 +170,44 @@ pub(crate) struct CopyIn {
     pub(crate) bytes: u32,
     /// Byte offset of the mbarrier.
     pub(crate) mbarrier: u32,
+}
+
+/// A copy to shared memory by `cp.async`.
+#[derive(Debug)]
+pub(crate) struct ThreadCopy {
+    pub(crate) issuer: Issuer,
+    pub(crate) piece: Piece,
+    /// Whether the bytes are there.
+    pub(crate) arrived: bool,
+}
+
+/// The `cp.async` copies of one thread that it has not waited for, group by group.
+#[derive(Debug)]
+pub(crate) struct ThreadCopies {
+    /// Number of the oldest group kept, from 1: its race epoch.
+    pub(crate) first: u32,
+    /// Committed groups, oldest first.
+    pub(crate) groups: VecDeque<Vec<ThreadCopy>>,
+    /// The group that is not committed yet.
+    pub(crate) open: Vec<ThreadCopy>,
+}
+
+impl Default for ThreadCopies {
+    fn default() -> Self {
+        ThreadCopies { first: 1, groups: VecDeque::new(), open: Vec::new() }
+    }
+}
+
+impl ThreadCopies {
+    /// Race epoch of the open group.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.first + self.groups.len() as u32
+    }
+
+    /// The first copy that was not waited for.
+    pub(crate) fn oldest(&self) -> Option<&ThreadCopy> {
+        self.groups.iter().flatten().chain(&self.open).next()
+    }
 }
 
 /// A copy from shared memory to device memory.

@@ -8,6 +8,7 @@ mod convert;
 mod memory;
 mod mma;
 mod sync;
+mod thread_copies;
 mod warp_ops;
 
 pub(crate) use async_ops::{check_exit, complete_copy, complete_stores};
@@ -393,6 +394,9 @@ impl Exec<'_> {
             Op::TensorG2s { dst, map, ref coords, mbar, policy: _ } => return self.tensor_g2s(dst, map, coords, mbar),
             Op::BulkG2s { dst, src, bytes, mbar, policy: _ } => return self.bulk_g2s(dst, src, bytes, mbar),
             Op::BulkS2g { dst, src, bytes } => return self.bulk_s2g(dst, src, bytes),
+            Op::CpAsync { dst, src, policy: _ } => return self.cp_async(dst, src),
+            Op::CpAsyncCommit => return self.cp_async_commit(),
+            Op::CpAsyncWait { pending } => return self.cp_async_wait(pending),
             Op::BulkCommit => return self.bulk_commit(),
             Op::BulkWait { pending, read } => return self.bulk_wait(pending, read),
             Op::PrefetchTensormap { map } => {
@@ -400,6 +404,7 @@ impl Exec<'_> {
                     self.tensor_map(map, lane)?;
                 }
             }
+            Op::LdMatrix { ref dsts, addr, transposed } => return self.ld_matrix(dsts, addr, transposed),
             Op::MmaBf16 { acc, a, b } => return self.mma_bf16(acc, a, b),
             Op::WgmmaFence => return self.wgmma_fence(),
             Op::Wgmma { input, n, ref acc, a, b, scale_d } => return self.wgmma(input, n, acc, a, b, scale_d),

@@ -1,4 +1,4 @@
-//! mbarriers, tensor-map and bulk copies, and dependent launches.
+//! mbarriers, copies by threads, tensor-map and bulk copies, and dependent launches.
 
 use crate::builder::{emit, new_label};
 use crate::cluster::ClusterMbarrier;
@@ -161,6 +161,26 @@ pub fn copy_bulk<T: Elem>(
         mbar: mbar.operand(),
         policy: policy.map(|p| p.reg),
     });
+}
+
+/// Copies 16 bytes, both ends 16-byte aligned, to shared memory in the thread's current copy group, which
+/// [`commit_copies`] closes; every lane copies its own. Until [`wait_copies`] nobody may touch the destination, after it
+/// the bytes are as if the thread had stored them.
+#[track_caller]
+pub fn copy_16<T: Elem>(dst: Shared<T>, src: Global<T>, policy: Option<Policy>) {
+    emit(Op::CpAsync { dst: dst.operand(), src: src.operand(), policy: policy.map(|p| p.reg) });
+}
+
+/// Closes the thread's current copy group.
+#[track_caller]
+pub fn commit_copies() {
+    emit(Op::CpAsyncCommit);
+}
+
+/// Waits until at most `pending` copy groups of this thread remain.
+#[track_caller]
+pub fn wait_copies(pending: u32) {
+    emit(Op::CpAsyncWait { pending });
 }
 
 /// Copies `bytes` (a multiple of 16) of shared memory to device memory in the thread's current bulk group.

@@ -1,9 +1,35 @@
 //! Matrix products of one warp.
 
 use crate::builder::{emit, fresh};
+use crate::memory::Shared;
 use crate::op::{Op, Operand, RegId};
-use crate::ty::{Bf16x2, Class};
+use crate::ty::{Bf16x2, Class, Elem};
 use crate::value::Reg;
+
+impl<T: Elem> Shared<T> {
+    /// Loads `N` (1, 2 or 4) matrices of 8 x 8 16-bit elements, the whole warp together (`ldmatrix`): the pointer in lane
+    /// `8 m + r` is that of row r of matrix m, 16 bytes on a multiple of 16. Lane `4 g + q` receives elements `2 q` and
+    /// `2 q + 1` of row g of each: a register of an A fragment, or, of a matrix whose rows are B's columns, of a B fragment
+    /// of [`MmaTile`].
+    #[track_caller]
+    pub fn load_matrices<const N: usize>(self) -> [Reg<Bf16x2>; N] {
+        self.load_matrices_n(false)
+    }
+
+    /// As [`load_matrices`](Self::load_matrices), but lane `4 g + q` receives elements `2 q` and `2 q + 1` of column g: of
+    /// a matrix whose rows are B's rows, a register of a B fragment.
+    #[track_caller]
+    pub fn load_matrices_transposed<const N: usize>(self) -> [Reg<Bf16x2>; N] {
+        self.load_matrices_n(true)
+    }
+
+    #[track_caller]
+    fn load_matrices_n<const N: usize>(self, transposed: bool) -> [Reg<Bf16x2>; N] {
+        let dsts = [(); N].map(|()| fresh(Class::B32));
+        emit(Op::LdMatrix { dsts: Box::new(dsts), addr: self.operand(), transposed });
+        dsts.map(|d| Reg::from_operand(Operand::Reg(d)))
+    }
+}
 
 /// A 16 x 8 tile of FP32 sums over the warp. With `g = lane / 4` and `q = lane % 4`:
 ///

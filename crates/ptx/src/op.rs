@@ -532,6 +532,16 @@ pub enum Op {
     /// As `MbarTryWait` of the CTA's scope, without suspending.
     MbarTestWait { dst: RegId, addr: Address, parity: Operand },
 
+    // -- copies by threads
+    /// 16 bytes of device memory to shared memory, asynchronously, in the thread's current copy group; past the L1 cache.
+    /// Both ends are 16-byte aligned. Until the thread has waited for the group the destination is nobody's; from then on
+    /// it is as if the thread had stored it.
+    CpAsync { dst: Address, src: Address, policy: Option<RegId> },
+    /// Closes the thread's current copy group.
+    CpAsyncCommit,
+    /// Waits until at most `pending` copy groups of the thread remain.
+    CpAsyncWait { pending: u32 },
+
     // -- asynchronous copies (one lane issues; complete on an mbarrier or a bulk group)
     /// Tensor-map tile to shared memory; `coords` innermost first.
     TensorG2s { dst: Address, map: RegId, coords: Box<[Operand]>, mbar: Address, policy: Option<RegId> },
@@ -547,6 +557,10 @@ pub enum Op {
     PrefetchTensormap { map: RegId },
 
     // -- warp MMA
+    /// Loads `dsts.len()` (1, 2 or 4) matrices of 8 x 8 16-bit elements from shared memory, the whole warp together. The
+    /// address in lane `8 m + r` is that of row r of matrix m, 16 bytes, 16-byte aligned; those of further lanes do not
+    /// matter. Lane `4 g + q` receives elements `2 q` and `2 q + 1` of row g, or of column g if `transposed`.
+    LdMatrix { dsts: Box<[RegId]>, addr: Address, transposed: bool },
     /// `acc += A . B` of m16n8k16 over the warp: A is 16 x 16 and B 16 x 8, both BF16, `acc` FP32; see
     /// [`MmaTile`](crate::MmaTile) for which lane holds what.
     MmaBf16 { acc: [RegId; 4], a: [RegId; 4], b: [RegId; 2] },

@@ -436,11 +436,26 @@ impl Printer<'_> {
                 addr_text(src),
                 raw(*bytes)
             ),
+            Op::CpAsync { dst, src, policy } => {
+                let hint = if policy.is_some() { ".L2::cache_hint" } else { "" };
+                let policy = policy.map_or(String::new(), |p| format!(", {}", r(p)));
+                line!(self, "    cp.async.cg.shared.global{hint} {}, {}, 16{policy};", addr_text(dst), addr_text(src));
+            }
+            Op::CpAsyncCommit => line!(self, "    cp.async.commit_group;"),
+            Op::CpAsyncWait { pending } => line!(self, "    cp.async.wait_group {pending};"),
             Op::BulkCommit => line!(self, "    cp.async.bulk.commit_group;"),
             Op::BulkWait { pending, read } => {
                 line!(self, "    cp.async.bulk.wait_group{} {pending};", if *read { ".read" } else { "" });
             }
             Op::PrefetchTensormap { map } => line!(self, "    prefetch.tensormap [{}];", r(*map)),
+            Op::LdMatrix { dsts, addr, transposed } => line!(
+                self,
+                "    ldmatrix.sync.aligned.m8n8.x{}{}.shared.b16 {{{}}}, {};",
+                dsts.len(),
+                if *transposed { ".trans" } else { "" },
+                dsts.iter().map(|d| r(*d)).collect::<Vec<_>>().join(", "),
+                addr_text(addr)
+            ),
             Op::MmaBf16 { acc, a, b } => {
                 let [acc, a, b] = [&acc[..], a, b].map(|regs| vector(regs.iter().map(|x| r(*x))));
                 line!(self, "    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {acc}, {a}, {b}, {acc};");

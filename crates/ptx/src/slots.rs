@@ -280,8 +280,22 @@ impl Op {
                 uses!(B64, at(dst));
                 uses!(B32, at(src), *bytes);
             }
+            Op::CpAsync { dst, src, policy } => {
+                uses!(B32, at(dst));
+                uses!(B64, at(src));
+                if let Some(p) = policy {
+                    uses!(B64, r(*p));
+                }
+            }
+            Op::CpAsyncCommit | Op::CpAsyncWait { .. } => {}
             Op::BulkCommit | Op::BulkWait { .. } => {}
             Op::PrefetchTensormap { map } => uses!(B64, r(*map)),
+            Op::LdMatrix { dsts, addr, .. } => {
+                for d in dsts {
+                    def!(B32, *d);
+                }
+                uses!(B32, at(addr));
+            }
             Op::MmaBf16 { acc, a, b } => {
                 for d in acc {
                     f(DefUse, B32, r(*d));

@@ -5,7 +5,8 @@
 //! - a register is written somewhere above its first use in the text;
 //! - every branch target exists, once, and every kernel ends;
 //! - parameters exist, have the class they are read with, and fit the parameter block;
-//! - vector accesses have 1, 2 or 4 elements and at most 16 bytes; constant shared addresses are aligned;
+//! - vector accesses have 1, 2 or 4 elements and at most 16 bytes; constant shared addresses are aligned; `ldmatrix` loads
+//!   1, 2 or 4 matrices;
 //! - ordering semantics fit the access (no acquire store, no release load, no cached ordered load, no weak atomic);
 //! - atomics exist for their operation and type, and `exch` and `cas` return the old value;
 //! - the shared layout and the thread count fit the target;
@@ -228,6 +229,11 @@ impl Verifier<'_> {
             Op::Special { reg: Special::ClusterCtarank | Special::ClusterNctarank, .. }
             | Op::ClusterArrive { .. }
             | Op::ClusterWait => self.in_clusters(loc).map(drop),
+            Op::CpAsync { dst, .. } => self.shared_alignment(loc, 16, dst),
+            Op::LdMatrix { dsts, addr, .. } => match dsts.len() {
+                1 | 2 | 4 => self.shared_alignment(loc, 16, addr),
+                n => self.fail(loc, format!("ldmatrix of {n} matrices, 1, 2 or 4 are possible")),
+            },
             Op::Mapa { rank, .. } => {
                 let size = self.in_clusters(loc)?;
                 match rank {
@@ -325,8 +331,12 @@ impl Verifier<'_> {
         if !matches!(n, 1 | 2 | 4) || size > 16 {
             return self.fail(loc, format!("a vector access of {n} x {bytes} bytes"));
         }
-        // The shared base is 1024-byte aligned, so a constant offset from it must itself be aligned.
-        if space == Space::Shared && self.is_shared_base(addr.base) && !(addr.offset as u32).is_multiple_of(size) {
+        if space == Space::Shared { self.shared_alignment(loc, size, addr) } else { Ok(()) }
+    }
+
+    /// The shared base is 1024-byte aligned, so a constant offset from it must itself be aligned.
+    fn shared_alignment(&self, loc: &Location<'_>, size: u32, addr: &crate::op::Address) -> Check {
+        if self.is_shared_base(addr.base) && !(addr.offset as u32).is_multiple_of(size) {
             return self.fail(loc, format!("a {size}-byte access at shared offset {}", addr.offset));
         }
         Ok(())

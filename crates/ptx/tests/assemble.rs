@@ -29,8 +29,8 @@ variants! {
     Shfl, Vote, Ballot, Redux, MatchAny, ActiveMask, Elect, BarWarp, BarSync, BarArrive,
     Mapa, StAsync, ClusterArrive, ClusterWait,
     MbarInit, MbarInval, MbarArrive, MbarArriveExpectTx, MbarExpectTx, MbarTryWait, MbarTestWait,
-    TensorG2s, BulkG2s, BulkS2g, BulkCommit, BulkWait, PrefetchTensormap,
-    MmaBf16, WgmmaFence, Wgmma, WgmmaCommit, WgmmaWait,
+    CpAsync, CpAsyncCommit, CpAsyncWait, TensorG2s, BulkG2s, BulkS2g, BulkCommit, BulkWait, PrefetchTensormap,
+    LdMatrix, MmaBf16, WgmmaFence, Wgmma, WgmmaCommit, WgmmaWait,
     GridDepWait, GridDepLaunch, SetMaxNReg, Nanosleep,
 }
 
@@ -272,6 +272,13 @@ fn copies(out: Global<u32>, map: TensorMapHandle, v: &Values) {
         copy_bulk(bytes.at(1024), out.cast(), 64, bar, policy);
         copy_bulk(bytes.at(2048), out.cast(), v.word, barriers.at(v.word & 1), policy);
     }
+    for policy in [None, Some(policy)] {
+        copy_16(bytes.at(4096), out.cast(), policy);
+        copy_16(bytes.at(v.word & 0xF0), out.cast(), policy);
+        commit_copies();
+    }
+    wait_copies(1);
+    wait_copies(0);
     bar.expect(512);
     bar.expect(v.word);
     bar.arrive_expect(16);
@@ -317,6 +324,15 @@ fn warp_products(out: Global<u32>, v: &Values) {
     let tile = MmaTile::zero();
     tile.mma_bf16([pair; 4], [pair; 2]);
     (0..4).for_each(|j| keep(out, tile.get(j)));
+    let rows = SharedArray::<u16>::aligned("rows", 256, 16);
+    let at = rows.at(lane_index() * 8);
+    let kept = |pairs: &[Reg<Bf16x2>]| pairs.iter().for_each(|pair| keep(out, pair.to_bits()));
+    kept(&at.load_matrices::<1>());
+    kept(&at.load_matrices::<2>());
+    kept(&at.load_matrices::<4>());
+    kept(&rows.ptr().load_matrices_transposed::<1>());
+    kept(&at.load_matrices_transposed::<2>());
+    kept(&at.load_matrices_transposed::<4>());
 }
 
 fn control(out: Global<u32>, v: &Values) {

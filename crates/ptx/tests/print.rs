@@ -585,3 +585,44 @@ fn warp_products() {
         ],
     );
 }
+
+#[test]
+fn matrix_loads() {
+    let all = text(|_| {
+        let rows = SharedArray::<u16>::aligned("rows", 256, 16);
+        let _ = rows.ptr().load_matrices::<1>();
+        let _ = rows.at(8).load_matrices::<2>();
+        let _ = rows.ptr().load_matrices::<4>();
+        let _ = rows.ptr().load_matrices_transposed::<4>();
+    });
+    assert_eq!(
+        &all[5..all.len() - 1],
+        [
+            "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];",
+            "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r3, %r4}, [%r1+16];",
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r1];",
+            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%r9, %r10, %r11, %r12}, [%r1];",
+        ]
+    );
+}
+
+#[test]
+fn copies_by_threads() {
+    let all = text(|p| {
+        let rows = SharedArray::<u32>::aligned("rows", 64, 16);
+        copy_16(rows.at(4), p.out, None);
+        copy_16(rows.ptr(), p.out.offset(4), Some(Policy::evict_first()));
+        commit_copies();
+        wait_copies(1);
+    });
+    assert_eq!(
+        &all[5..all.len() - 1],
+        [
+            "cp.async.cg.shared.global [%r1+16], [%d0], 16;",
+            "createpolicy.fractional.L2::evict_first.b64 %d2, 1.0;",
+            "cp.async.cg.shared.global.L2::cache_hint [%r1], [%d0+16], 16, %d2;",
+            "cp.async.commit_group;",
+            "cp.async.wait_group 1;",
+        ]
+    );
+}

@@ -163,8 +163,27 @@ fn constant_shared_addresses_are_aligned() {
         |n: usize, offset| load(Space::Shared, Ty::U32, Sem::Weak, Cache::default(), vec![word; n], base, offset);
     check(ir.clone(), shared(1, 2), "a 4-byte access at shared offset 2");
     check(ir.clone(), shared(4, 8), "a 16-byte access at shared offset 8");
+    let long = ir.long();
+    let at = |offset| Address { base: Operand::Reg(base), offset };
+    let src = Address { base: Operand::Reg(long), offset: 0 };
+    check(ir.clone(), Op::CpAsync { dst: at(8), src, policy: None }, "a 16-byte access at shared offset 8");
+    let matrices = |n: usize, offset| Op::LdMatrix { dsts: vec![word; n].into(), addr: at(offset), transposed: false };
+    check(ir.clone(), matrices(1, 24), "a 16-byte access at shared offset 24");
     ir.push(shared(4, 16));
+    ir.push(Op::CpAsync { dst: at(32), src, policy: None });
+    ir.push(matrices(4, 16));
     assert_eq!(ir.verify(), Ok(()));
+}
+
+#[test]
+fn ldmatrix_loads_1_2_or_4_matrices() {
+    let mut ir = Ir::sound();
+    let (word, base) = (ir.word(), ir.shared_base());
+    for n in [0, 3, 8] {
+        let addr = Address { base: Operand::Reg(base), offset: 0 };
+        let op = Op::LdMatrix { dsts: vec![word; n].into(), addr, transposed: true };
+        check(ir.clone(), op, &format!("ldmatrix of {n} matrices"));
+    }
 }
 
 #[test]

@@ -156,8 +156,18 @@ pub(super) fn rewrite(op: &Op, map: impl Fn(RegId) -> RegId, label: impl Fn(Labe
             *src = at(src);
             operands!(bytes);
         }
+        Op::CpAsync { dst, src, policy } => {
+            *dst = at(dst);
+            *src = at(src);
+            *policy = policy.as_ref().map(r);
+        }
+        Op::CpAsyncCommit | Op::CpAsyncWait { .. } => {}
         Op::BulkCommit | Op::BulkWait { .. } => {}
         Op::PrefetchTensormap { map: tensor_map } => regs!(tensor_map),
+        Op::LdMatrix { dsts, addr, .. } => {
+            dsts.iter_mut().for_each(|d| *d = r(d));
+            *addr = at(addr);
+        }
         Op::MmaBf16 { acc, a, b } => {
             acc.iter_mut().chain(a).chain(b).for_each(|x| *x = r(x));
         }

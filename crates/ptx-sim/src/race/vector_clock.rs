@@ -372,6 +372,11 @@ impl Clock {
         self.seen.raise(queue, epoch);
     }
 
+    /// As [`observe`](Clock::observe) for the operations that some lanes of this warp gave to the queue.
+    pub fn observe_lanes(&mut self, queue: AgentId, epoch: u32, lanes: u32) {
+        self.seen.raise_lanes(Partial { agent: queue, epoch, lanes });
+    }
+
     /// `fence.acq_rel` or `fence.sc` by some lanes: relaxed reads before it become acquires, relaxed writes after it
     /// become releases of what came before it.
     pub fn fence(&mut self, scope: Scope, lanes: u32) {

@@ -288,6 +288,7 @@ pub(crate) fn check_exit(cta: &mut Cta, memory: &mut GlobalMemory, ir: &ptx::Ker
         let address = u64::from(BASE) + copy.pieces.first().map_or(0, |p| u64::from(p.offset));
         return Err(Stop::new(TrapKind::ExitInFlight, message).address(address).issued_by(copy.issuer));
     }
+    super::thread_copies::check_exit(cta, ir)?;
     if let Err((offset, error)) = cta.mbarriers.check_exit() {
         return Err(mbar_fault(ir, &error, offset));
     }

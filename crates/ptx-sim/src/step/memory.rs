@@ -344,7 +344,7 @@ impl Exec<'_> {
 
     /// Stores under way to the bytes of an access that follows them arrive before it.
     #[inline(always)]
-    fn deliver_followed(&mut self, addresses: &Addresses, size: u32) {
+    pub(super) fn deliver_followed(&mut self, addresses: &Addresses, size: u32) {
         if !self.world.delayed.is_empty() {
             self.deliver_followed_slow(addresses, size);
         }

@@ -1,8 +1,9 @@
 //! Matrix products: those of a warp, and the issue, commit and wait of a warpgroup's.
 
-use ptx::Class;
-use ptx::op::{MmaInput, Operand, RegId, ScaleD, WgmmaA};
+use ptx::op::{Address, MmaInput, Operand, RegId, ScaleD, WgmmaA};
+use ptx::{Class, Sem};
 
+use super::memory::misaligned;
 use super::warp_ops::converge;
 use super::{Exec, Flow, Step};
 use crate::block::Cta;
@@ -15,7 +16,52 @@ use crate::warp::Wait;
 use crate::warpgroup::{ALL_WARPS, MatrixA, Mma, PendingTile};
 use crate::wgmma::{K_BYTES, M, SharedOperand, Tile, WgmmaError, place_register_operand};
 
+/// Bytes of a matrix row that `ldmatrix` loads, and its alignment.
+const ROW_BYTES: u32 = 16;
+
 impl Exec<'_> {
+    /// `ldmatrix`: lane `8 m + r` names row r of matrix m; lane `4 g + q` receives elements 2 q and 2 q + 1 of row g, or
+    /// of column g. As if each lane loaded its own elements.
+    pub(super) fn ld_matrix(&mut self, dsts: &[RegId], addr: Address, transposed: bool) -> Result<Flow, Box<Stop>> {
+        converge!(self, u32::MAX);
+        let addresses = self.shared_addresses(addr)?;
+        let mut rows = [0u64; LANES];
+        for lane in 0..8 * dsts.len() {
+            let offset = self.cta.shared.offset(&self.program.ir, addresses[lane], ROW_BYTES);
+            rows[lane] = offset.map_err(|stop| stop.lane(lane as u32))? as u64;
+            if addresses[lane] % ROW_BYTES != 0 {
+                return Err(misaligned(addresses[lane].into(), ROW_BYTES, lane));
+            }
+        }
+        // One load of both elements, or, down a column, one of each.
+        let (size, loads) = if transposed { (2, 2) } else { (4, 1) };
+        let who = Access::generic(self.clock, 0, self.pc, Sem::Weak);
+        for (m, dst) in dsts.iter().enumerate() {
+            let mut words = [0u32; LANES];
+            for load in 0..loads {
+                let offsets: [u64; LANES] = std::array::from_fn(|lane| {
+                    let (g, q) = (lane / 4, lane % 4);
+                    let (row, byte) = if transposed { (2 * q + load, 2 * g) } else { (g, 4 * q) };
+                    rows[8 * m + row] + byte as u64
+                });
+                self.cta
+                    .shadow
+                    .check_warp_read(&offsets, u32::MAX, size, &who, self.clock)
+                    .map_err(|race| self.shared_race(&race))?;
+                for lane in 0..LANES {
+                    let value = self
+                        .cta
+                        .shared
+                        .load(&self.program.ir, offsets[lane] as usize, size as usize)
+                        .map_err(|stop| stop.lane(lane as u32))?;
+                    words[lane] |= (value as u32) << (16 * load);
+                }
+            }
+            self.w32(*dst, &words)?;
+        }
+        Ok(Flow::Visible)
+    }
+
     /// `mma.sync.m16n8k16`: lane `4 g + q` holds A rows g and g + 8, B column g, and acc columns 2 q and 2 q + 1.
     pub(super) fn mma_bf16(&mut self, acc: [RegId; 4], a: [RegId; 4], b: [RegId; 2]) -> Result<Flow, Box<Stop>> {
         converge!(self, u32::MAX);

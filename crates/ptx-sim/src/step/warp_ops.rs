@@ -20,6 +20,7 @@ pub(super) fn is_aligned(op: &Op) -> bool {
             | Op::ClusterArrive { .. }
             | Op::ClusterWait
             | Op::Elect { .. }
+            | Op::LdMatrix { .. }
             | Op::MmaBf16 { .. }
             | Op::WgmmaFence
             | Op::Wgmma { .. }

@@ -11,3 +11,4 @@ mod memory;
 mod mma;
 mod progress;
 mod races;
+mod thread_copies;
