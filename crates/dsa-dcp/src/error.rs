@@ -42,6 +42,16 @@ pub enum DcpError {
     /// The ranks did not all come together.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
+    /// Two ranks of which one cannot map the other's memory. Gathering is what is left.
+    #[error("rank {rank} cannot map the memory of rank {peer}: {reason}")]
+    PeerUnmappable {
+        /// The rank that would access.
+        rank: usize,
+        /// The rank that owns the memory.
+        peer: usize,
+        /// Why.
+        reason: String,
+    },
     /// A merge whose candidates and ids do not fit a multiprocessor's shared memory.
     #[error(
         "a merge of {ranks} x {n} candidates, top-{topk}, over {context_len_max} tokens needs {needed} bytes of shared \

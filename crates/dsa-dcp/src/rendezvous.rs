@@ -1,7 +1,11 @@
 //! How the ranks of a group find each other: an all-gather of bytes, and each other's memory.
 //!
-//! [`in_process`] is for ranks that are threads of one process. A process per rank implements [`Rendezvous`] over whatever
-//! it already has.
+//! [`in_process`] is for ranks that are threads of one process, [`TcpRendezvous`] for a process per rank. An engine that
+//! already has a group of its own implements [`Rendezvous`] over that.
+
+mod tcp;
+
+pub use tcp::TcpRendezvous;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +36,66 @@ pub enum RendezvousError {
         /// Who.
         by: usize,
     },
+    /// A rank outside the group.
+    #[error("rank {rank} is outside the group of {ranks} ranks")]
+    RankOutOfRange {
+        /// The rank.
+        rank: usize,
+        /// Ranks of the group.
+        ranks: usize,
+    },
+    /// A process that joins as a rank that is taken.
+    #[error("rank {rank} has already joined the group")]
+    DuplicateRank {
+        /// The rank.
+        rank: usize,
+    },
+    /// A process that counts other ranks than the group's host.
+    #[error("rank {rank} expects {found} ranks, the group has {expected}")]
+    WrongSize {
+        /// The joining rank.
+        rank: usize,
+        /// Ranks that it expects.
+        found: usize,
+        /// Ranks of the group.
+        expected: usize,
+    },
+    /// A process of another group: a run before, or a neighbour's.
+    #[error("rank {rank} looks for the group {found:?}, this is {expected:?}")]
+    WrongGroup {
+        /// The joining rank.
+        rank: usize,
+        /// The name that it has.
+        found: String,
+        /// The name that the host has.
+        expected: String,
+    },
+    /// Ranks that do not make the same calls in the same order.
+    #[error("rank {peer} is in round {theirs} of the group, this rank in round {ours}")]
+    OutOfStep {
+        /// The other rank.
+        peer: usize,
+        /// This rank's round.
+        ours: u64,
+        /// The other's round.
+        theirs: u64,
+    },
+    /// A rank whose process has ended, or whose connection broke.
+    #[error("the connection to rank {peer} is lost: {reason}")]
+    Lost {
+        /// The other rank.
+        peer: usize,
+        /// What the system reports.
+        reason: String,
+    },
+    /// The group's address cannot be used.
+    #[error("{address}: {reason}")]
+    Address {
+        /// The address.
+        address: String,
+        /// What the system reports.
+        reason: String,
+    },
 }
 
 /// Another rank's memory as this rank's kernels address it.
@@ -57,11 +121,30 @@ pub trait Rendezvous: Send + Sync {
     /// [`RendezvousError`] if the others do not come within `limit`.
     fn all_gather(&self, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, RendezvousError>;
 
-    /// Makes every rank's `memory` accessible to the kernels of this rank's `device`, and returns them by rank.
+    /// Makes every rank's `memory` accessible to the kernels of this rank's `device`, and returns them by rank. It succeeds
+    /// on all ranks or on none.
     ///
     /// # Errors
-    /// Ranks that do not come within `limit`, or memory that this device cannot access.
+    /// Ranks that do not come within `limit`; [`DcpError::PeerUnmappable`], the same on every rank, for the first pair of
+    /// ranks that cannot.
     fn share(&self, device: &Device, memory: Arc<Buffer<u64>>, limit: Duration) -> Result<Vec<PeerMemory>, DcpError>;
+}
+
+/// Every rank's verdict becomes everybody's: `failure` is the peer whose memory this rank cannot map, and why.
+fn agree(
+    group: &(impl Rendezvous + ?Sized),
+    failure: Option<(usize, String)>,
+    limit: Duration,
+) -> Result<(), DcpError> {
+    let verdict =
+        failure.map_or(Vec::new(), |(peer, reason)| [&(peer as u64).to_le_bytes(), reason.as_bytes()].concat());
+    for (rank, verdict) in group.all_gather(&verdict, limit)?.iter().enumerate() {
+        if let Some((peer, reason)) = verdict.split_first_chunk() {
+            let (peer, reason) = (u64::from_le_bytes(*peer) as usize, String::from_utf8_lossy(reason).into_owned());
+            return Err(DcpError::PeerUnmappable { rank, peer, reason });
+        }
+    }
+    Ok(())
 }
 
 /// What a rank brings to a round.
@@ -141,6 +224,18 @@ impl InProcess {
     }
 }
 
+impl InProcess {
+    /// Everybody's memory in this rank's next round.
+    pub(crate) fn meet_with(
+        &self,
+        memory: Arc<Buffer<u64>>,
+        limit: Duration,
+    ) -> Result<Vec<Arc<Buffer<u64>>>, RendezvousError> {
+        let all = self.meet(Deposit { bytes: Vec::new(), memory: Some(memory) }, limit)?;
+        Ok(all.into_iter().map(|deposit| deposit.memory.expect("every rank makes the same calls")).collect())
+    }
+}
+
 impl Rendezvous for InProcess {
     fn rank(&self) -> usize {
         self.rank
@@ -156,16 +251,14 @@ impl Rendezvous for InProcess {
     }
 
     fn share(&self, device: &Device, memory: Arc<Buffer<u64>>, limit: Duration) -> Result<Vec<PeerMemory>, DcpError> {
-        let all = self.meet(Deposit { bytes: Vec::new(), memory: Some(memory) }, limit)?;
-        all.into_iter()
-            .map(|deposit| {
-                let memory = deposit.memory.expect("every rank makes the same calls");
-                if !device.same(memory.device()) {
-                    device.peer_access(memory.device())?;
-                }
-                Ok(PeerMemory { address: memory.ptr().address(), keep: Some(memory) })
-            })
-            .collect()
+        let all: Vec<Arc<Buffer<u64>>> = self.meet_with(memory, limit)?;
+        let refused = all.iter().enumerate().find_map(|(peer, memory)| {
+            let refused = if device.same(memory.device()) { Ok(()) } else { device.peer_access(memory.device()) };
+            refused.err().map(|error| (peer, error.to_string()))
+        });
+        agree(self, refused, limit)?;
+        let peers = all.into_iter().map(|memory| PeerMemory { address: memory.ptr().address(), keep: Some(memory) });
+        Ok(peers.collect())
     }
 }
 
