@@ -52,6 +52,14 @@ pub enum DcpError {
         /// Why.
         reason: String,
     },
+    /// A rank that cannot take part in the group's all-gather.
+    #[error("rank {rank} cannot gather: {reason}")]
+    NoAllGather {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        reason: String,
+    },
     /// A merge whose candidates and ids do not fit a multiprocessor's shared memory.
     #[error(
         "a merge of {ranks} x {n} candidates, top-{topk}, over {context_len_max} tokens needs {needed} bytes of shared \

@@ -8,6 +8,7 @@
 //! A rank that does not answer in time becomes a [`DcpError::PeerLate`]; [`Exchange::reset`] restores service.
 #![forbid(unsafe_code)]
 
+pub mod all_gather;
 pub mod error;
 pub mod exchange;
 pub mod layout;
@@ -15,8 +16,9 @@ pub mod merge;
 pub mod rendezvous;
 pub mod shape;
 
+pub use all_gather::{AllGather, NcclAllGather};
 pub use error::{DcpError, Waiting};
 pub use exchange::{Exchange, Limits};
 pub use merge::{ExchangeMerge, MergeShape, MergeStep};
-pub use rendezvous::{InProcess, Rendezvous, RendezvousError};
+pub use rendezvous::{InProcess, Rendezvous, RendezvousError, TcpRendezvous};
 pub use shape::ExchangeShape;

@@ -131,7 +131,7 @@ pub trait Rendezvous: Send + Sync {
 }
 
 /// Every rank's verdict becomes everybody's: `failure` is the peer whose memory this rank cannot map, and why.
-fn agree(
+pub(crate) fn agree(
     group: &(impl Rendezvous + ?Sized),
     failure: Option<(usize, String)>,
     limit: Duration,
