@@ -51,6 +51,9 @@ class Ours:
         except ValueError:
             raise SystemExit(f"ours, {case} {what}: {answer}") from None
 
+    def close(self):
+        self.process.communicate()
+
 
 class Graph:
     """A CUDA graph of LAUNCHES calls of `body`."""
@@ -163,6 +166,7 @@ def main():
         line = " | ".join(f"{name} {us:.2f}" for name, us in medians.items())
         best = min((us, name) for name, us in medians.items() if not name.startswith("ours"))
         print(f"{case:9} us: {line} | best other / ours {best[0] / medians['ours']:.2f} ({best[1]})", flush=True)
+    ours.close()
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=1)
