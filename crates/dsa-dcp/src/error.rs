@@ -12,6 +12,8 @@ pub enum Waiting {
     Words,
     /// The list that a saturated rank's merge pushes.
     Rescue,
+    /// The heads that a rank's query kernel publishes.
+    Query,
 }
 
 impl std::fmt::Display for Waiting {
@@ -19,6 +21,7 @@ impl std::fmt::Display for Waiting {
         f.write_str(match self {
             Waiting::Words => "local top-k words",
             Waiting::Rescue => "rescue list",
+            Waiting::Query => "query rows",
         })
     }
 }
@@ -79,6 +82,46 @@ pub enum DcpError {
         /// Bytes of one CTA at most.
         limit: usize,
     },
+    /// More or fewer tokens than a mailbox can hold.
+    #[error("{tokens} mailbox tokens are outside 1..={max}")]
+    TokensOutOfRange {
+        /// Tokens asked for.
+        tokens: usize,
+        /// Most tokens of a call.
+        max: usize,
+    },
+    /// Query rows that sparse attention does not take, or that do not hold all ranks' heads.
+    #[error("{ranks} ranks with {heads} heads each do not fit query rows of {q_heads} heads: 64 and 128 are possible")]
+    HeadsUnsupported {
+        /// Ranks.
+        ranks: usize,
+        /// Heads of each.
+        heads: usize,
+        /// Heads of a row.
+        q_heads: usize,
+    },
+    /// A kernel built for another mailbox.
+    #[error("the kernel was built for a mailbox of {kernel}, this one is of {mailbox}")]
+    WrongMailbox {
+        /// What the kernel expects.
+        kernel: String,
+        /// What it was given.
+        mailbox: String,
+    },
+    /// An output that the kernel does not write.
+    #[error("{buffer} is given, which this kernel does not write")]
+    UnusedOutput {
+        /// Argument.
+        buffer: &'static str,
+    },
+    /// An output whose address 16-byte accesses cannot use.
+    #[error("{buffer} starts at {address:#x}, which is not 16-byte aligned")]
+    Misaligned {
+        /// Argument.
+        buffer: &'static str,
+        /// Address found.
+        address: u64,
+    },
     /// More or fewer rows than an exchange can hold.
     #[error("{rows} exchange rows are outside 1..={max}")]
     RowsOutOfRange {
@@ -115,9 +158,11 @@ pub enum DcpError {
         /// What it was given.
         exchange: String,
     },
-    /// A rank's data did not arrive in time. The exchange does nothing more until [`reset`](crate::Exchange::reset).
+    /// A rank's data did not arrive in time. The exchange, or mailbox, does nothing more until it is
+    /// [reset](crate::Exchange::reset).
     #[error(
-        "rank {rank} waited in vain for the {waiting} of rank {peer}, row {row}, epoch {epoch}: reset the exchange"
+        "rank {rank} waited in vain for the {waiting} of rank {peer}, row {row}, epoch {epoch}: reset the {}",
+        if *.waiting == Waiting::Query { "mailbox" } else { "exchange" }
     )]
     PeerLate {
         /// This rank.

@@ -10,10 +10,12 @@
 //!
 //! | field | words | dtype | count | align | written by | read by |
 //! |---|---|---|---|---|---|---|
-//! | what | 0 | u32: 0 works, 1 words late, 2 list late | 1 | 16 | merge | local top-k, merge, host |
-//! | row | 1 | u32 | 1 | 4 | merge | host |
-//! | rank | 2 | u32: who is late | 1 | 4 | merge | host |
-//! | epoch | 3 | u32: what was expected | 1 | 4 | merge | host |
+//! | what | 0 | u32: 0 works, 1 words late, 2 list late, 3 query late | 1 | 16 | merge, gather | local top-k, merge, query, gather, host |
+//! | row | 1 | u32: row, or the query's token | 1 | 4 | merge, gather | host |
+//! | rank | 2 | u32: who is late | 1 | 4 | merge, gather | host |
+//! | epoch | 3 | u32: what was expected; the query's call | 1 | 4 | merge, gather | host |
+//!
+//! The exchange and the query mailbox have one each.
 
 use dsa_core::layout::field::Field;
 
@@ -26,6 +28,9 @@ pub const STATUS_WORDS: usize = 4;
 pub const LATE_WORDS: u32 = 1;
 /// `what` of a list that is late.
 pub const LATE_LIST: u32 = 2;
+
+/// `what` of query rows that are late.
+pub const LATE_QUERY: u32 = 3;
 
 /// Byte offsets of the shared fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +84,7 @@ pub fn decode_status(status: &[u32], rank: usize) -> Result<(), DcpError> {
     let waiting = match status[0] {
         0 => return Ok(()),
         LATE_WORDS => Waiting::Words,
+        LATE_QUERY => Waiting::Query,
         _ => Waiting::Rescue,
     };
     let (row, peer, epoch) = (status[1] as usize, status[2] as usize, status[3]);

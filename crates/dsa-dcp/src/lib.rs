@@ -5,6 +5,8 @@
 //! ([`Exchange`]); [`ExchangeMerge`] then picks the first K of all, asks the ranks that may still hide some for more, and
 //! writes the KV rows that this rank owns. The ids equal those of a single rank that holds the whole context.
 //!
+//! The query of the attention that follows has heads on every rank; the [`QueryMailbox`] brings them to every rank.
+//!
 //! A rank that does not answer in time becomes a [`DcpError::PeerLate`]; [`Exchange::reset`] restores service.
 #![forbid(unsafe_code)]
 
@@ -12,6 +14,7 @@ pub mod all_gather;
 pub mod error;
 pub mod exchange;
 pub mod layout;
+pub mod mailbox;
 pub mod merge;
 pub mod rendezvous;
 pub mod shape;
@@ -19,6 +22,7 @@ pub mod shape;
 pub use all_gather::{AllGather, NcclAllGather};
 pub use error::{DcpError, Waiting};
 pub use exchange::{Exchange, Limits};
+pub use mailbox::{Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox};
 pub use merge::{ExchangeMerge, MergeShape, MergeStep};
 pub use rendezvous::{InProcess, Rendezvous, RendezvousError, TcpRendezvous};
 pub use shape::ExchangeShape;

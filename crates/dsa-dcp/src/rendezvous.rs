@@ -121,6 +121,21 @@ pub trait Rendezvous: Send + Sync {
     /// [`RendezvousError`] if the others do not come within `limit`.
     fn all_gather(&self, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, RendezvousError>;
 
+    /// An address under which this rank's kernels store to every rank's `memory` at once, if the group has one. `memory` is
+    /// what this rank has [shared](Rendezvous::share). Collective.
+    ///
+    /// # Errors
+    /// Ranks that do not come within `limit`.
+    fn multicast(
+        &self,
+        device: &Device,
+        memory: &Arc<Buffer<u64>>,
+        limit: Duration,
+    ) -> Result<Option<u64>, RendezvousError> {
+        let _ = (device, memory, limit);
+        Ok(None)
+    }
+
     /// Makes every rank's `memory` accessible to the kernels of this rank's `device`, and returns them by rank. It succeeds
     /// on all ranks or on none.
     ///
@@ -250,6 +265,21 @@ impl Rendezvous for InProcess {
         Ok(all.into_iter().map(|deposit| deposit.bytes).collect())
     }
 
+    fn multicast(
+        &self,
+        device: &Device,
+        memory: &Arc<Buffer<u64>>,
+        limit: Duration,
+    ) -> Result<Option<u64>, RendezvousError> {
+        let all: Vec<Arc<Buffer<u64>>> = self.meet_with(memory.clone(), limit)?;
+        // One object for all, which rank 0 makes.
+        let views: Vec<_> = all.iter().map(|memory| memory.as_view()).collect();
+        let made = if self.rank == 0 { device.multicast(&views, memory.bytes()).ok() } else { None };
+        let all = self.all_gather(&made.unwrap_or(0).to_le_bytes(), limit)?;
+        let address = u64::from_le_bytes(all[0][..].try_into().expect("every rank makes the same calls"));
+        Ok((address != 0).then_some(address))
+    }
+
     fn share(&self, device: &Device, memory: Arc<Buffer<u64>>, limit: Duration) -> Result<Vec<PeerMemory>, DcpError> {
         let all: Vec<Arc<Buffer<u64>>> = self.meet_with(memory, limit)?;
         let refused = all.iter().enumerate().find_map(|(peer, memory)| {
@@ -283,6 +313,28 @@ mod tests {
             }
         });
         assert!(members[0].meeting.state.lock().rounds.is_empty(), "nothing is left behind");
+    }
+
+    #[test]
+    fn simulated_devices_of_one_machine_have_a_multicast_address_and_one_device_has_none() {
+        let group = Device::simulated_group(gpu::SimConfig { devices: 3, ..gpu::SimConfig::default() });
+        for (devices, has) in [(group.clone(), true), (vec![group[0].clone(); 3], false)] {
+            let members = in_process(3);
+            let addresses: Vec<_> = std::thread::scope(|scope| {
+                let calls: Vec<_> = members
+                    .iter()
+                    .zip(&devices)
+                    .map(|(member, device)| {
+                        scope.spawn(move || {
+                            let memory = Arc::new(device.alloc_zeros(64).unwrap());
+                            member.multicast(device, &memory, LIMIT).unwrap()
+                        })
+                    })
+                    .collect();
+                calls.into_iter().map(|call| call.join().unwrap()).collect()
+            });
+            assert!(addresses.iter().all(|address| *address == addresses[0] && address.is_some() == has));
+        }
     }
 
     #[test]

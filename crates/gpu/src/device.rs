@@ -313,6 +313,29 @@ impl Device {
         }
     }
 
+    /// An address under which kernels of this device store to the first `bytes` bytes of every one of `members` at once,
+    /// with multicast instructions only. Simulated devices have it; on CUDA this crate makes no multicast objects.
+    ///
+    /// # Errors
+    /// [`Error::Multicast`] where there is none, or members that cannot be one object.
+    pub fn multicast<T: Pod>(&self, members: &[View<'_, T>], bytes: u64) -> Result<u64, Error> {
+        let refused = |reason: String| Error::Multicast { device: self.info().name.clone(), reason };
+        let Backend::Sim(own) = &self.backend else {
+            return Err(refused("this crate makes no multicast objects on CUDA devices".into()));
+        };
+        let mut addresses = Vec::new();
+        for member in members {
+            match &member.device().backend {
+                Backend::Sim(device) if device.shares_machine(own) => addresses.push(member.ptr().address()),
+                _ => return Err(refused("a simulated device sees only its own machine's memory".into())),
+            }
+            if member.bytes() < bytes {
+                return Err(refused(format!("a member of {} bytes, {bytes} are needed", member.bytes())));
+            }
+        }
+        own.multicast(&addresses, bytes).map_err(refused)
+    }
+
     /// Lets kernels on this device access memory of `other`; doing it twice is fine. Each direction is enabled
     /// on its own.
     ///

@@ -106,6 +106,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// No multicast address for these buffers.
+    #[error("device {device} has no multicast address for them: {reason}")]
+    Multicast {
+        /// The storing device.
+        device: String,
+        /// Why.
+        reason: String,
+    },
     /// Memory that cannot be mapped by other processes.
     #[error("memory at {address:#x} cannot be shared with other processes: {reason}")]
     NotShareable {

@@ -6,6 +6,22 @@ use common::*;
 use gpu::{Buffer, Device, Error, LaunchConfig, SimConfig};
 
 #[test]
+fn multicast_addresses_are_for_devices_of_one_simulated_machine() {
+    let group = Device::simulated_group(SimConfig { devices: 2, ..SimConfig::default() });
+    let buffers: Vec<_> = group.iter().map(|device| device.alloc_zeros::<u64>(64).unwrap()).collect();
+    let views: Vec<_> = buffers.iter().map(|buffer| buffer.as_view()).collect();
+    assert!(group[0].multicast(&views, 512).unwrap() > 0);
+    let refused = |members: &[gpu::View<'_, u64>], bytes, why: &str| {
+        let error = group[0].multicast(members, bytes).unwrap_err();
+        assert!(matches!(error, Error::Multicast { .. }) && error.to_string().contains(why), "{error}");
+    };
+    refused(&views, 513, "a member of 512 bytes, 513 are needed");
+    refused(&[views[0].clone(), views[0].clone()], 512, "a member already");
+    let stranger = simulated().alloc_zeros::<u64>(64).unwrap();
+    refused(&[views[0].clone(), stranger.as_view()], 512, "only its own machine's memory");
+}
+
+#[test]
 fn copies_round_trip_through_views() {
     on_every_device(|device| {
         let stream = device.stream().unwrap();

@@ -6,7 +6,6 @@ use ptx::KernelIr;
 
 use crate::block::{Block, Cta};
 use crate::cluster::Cluster;
-use crate::race::Clock;
 use crate::registers::Registers;
 use crate::warp::Warp;
 use crate::world::LaunchInfo;
@@ -102,7 +101,7 @@ impl Grid {
         self.blocks[slot] = Some(Block {
             cta: Cta::new(index, linear, slot as u32 % self.sms, self.info.shared_bytes, agents),
             warps: (0..warps).map(|w| Warp::new(w, registers())).collect(),
-            clocks: (0..warps).map(|w| Clock::new(agents, w, self.info.start_view.clone())).collect(),
+            clocks: (0..warps).map(|w| self.info.start_clock(agents, w)).collect(),
         });
     }
 

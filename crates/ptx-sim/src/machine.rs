@@ -191,6 +191,14 @@ impl Machine {
         self.world.memory.free(address)
     }
 
+    /// A multicast address under which `bytes` bytes from each of `members` on are written together; it is never used again.
+    ///
+    /// # Errors
+    /// When a member is not 256-byte aligned memory inside a live allocation, or two are on one device.
+    pub fn multicast(&mut self, members: &[u64], bytes: u64) -> Result<u64, MemoryError> {
+        self.world.memory.multicast(members, bytes)
+    }
+
     /// Writes device memory at once, not in stream order; the bytes become initialised.
     ///
     /// # Errors
@@ -293,6 +301,7 @@ impl Machine {
         // The host has seen everything: nothing races with what comes.
         self.sleepers.clear();
         self.world.streams.reset();
+        self.world.forget_learned();
         self.world.memory.clear_shadows();
         self.past.clear();
         self.grids.clear();
@@ -357,6 +366,7 @@ impl Machine {
             if !grid.info.dependencies_done && self.world.streams.wait_passes(grid.info.id) {
                 grid.info.dependencies_done = true;
                 grid.info.wait_view = self.world.streams.wait_view(grid.info.id);
+                grid.info.wait_learned = self.world.learned_by(&grid.info.wait_view);
                 for b in 0..grid.blocks.len() {
                     self.wake_block(BlockRef { grid: g as u32, block: b as u32 });
                 }
@@ -371,6 +381,8 @@ impl Machine {
                 let streams = &self.world.streams;
                 let dependencies_done = streams.wait_passes(id);
                 let cluster = program.ir.bounds.cluster.unwrap_or(1);
+                let start_view = streams.start_view(id);
+                let wait_view = if dependencies_done { streams.wait_view(id) } else { AgentSet::new() };
                 let info = LaunchInfo {
                     id,
                     program,
@@ -379,9 +391,11 @@ impl Machine {
                     params: launch.params,
                     device,
                     agents: LaunchAgents { cluster, ..streams.agents(id) },
-                    start_view: streams.start_view(id),
+                    start_learned: self.world.learned_by(&start_view),
+                    start_view,
                     dependencies_done,
-                    wait_view: if dependencies_done { streams.wait_view(id) } else { AgentSet::new() },
+                    wait_learned: self.world.learned_by(&wait_view),
+                    wait_view,
                 };
                 let grid = Grid::new(info, self.config.sms);
                 let slot = self.grids.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -580,6 +594,7 @@ impl Machine {
         let mut view = AgentSet::new();
         for clock in &block.clocks {
             view.unite(clock.visible());
+            self.world.learn(&grid.info.agents, clock);
         }
         self.world.streams.end_cta(grid.info.id, block.cta.linear, &view);
         self.world.streams_changed = true;

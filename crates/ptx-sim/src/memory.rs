@@ -6,6 +6,8 @@ use crate::config::DeviceId;
 use crate::race::Shadow;
 use crate::trap::{MemoryError, Stop, TrapKind};
 
+/// The first multicast address, above every device's memory.
+const MULTICAST_BASE: u64 = 1 << 60;
 /// Alignment of allocations, and the least gap between two.
 const GRANULE: u64 = 256;
 /// What bytes that nothing wrote look like to the host.
@@ -34,6 +36,14 @@ struct DeviceMemory {
     live: u64,
 }
 
+/// One range of memory on each of several devices, under an address of its own.
+struct MulticastObject {
+    base: u64,
+    len: u64,
+    /// First byte on each device.
+    members: Vec<u64>,
+}
+
 /// Where an access lies: device, allocation, byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -53,6 +63,8 @@ impl Place {
 /// The memory of all devices.
 pub(crate) struct GlobalMemory {
     devices: Vec<DeviceMemory>,
+    /// Ascending by address.
+    multicasts: Vec<MulticastObject>,
     capacity: u64,
     /// The allocation that the last access hit: most accesses of a warp fall into one.
     recent: (u64, u64, u32, u32),
@@ -63,7 +75,7 @@ impl GlobalMemory {
         let devices = (0..devices as u32)
             .map(|d| DeviceMemory { allocations: Vec::new(), next: device_base(d) + GRANULE, live: 0 })
             .collect();
-        GlobalMemory { devices, capacity, recent: (1, 0, 0, 0) }
+        GlobalMemory { devices, multicasts: Vec::new(), capacity, recent: (1, 0, 0, 0) }
     }
 
     /// Reserves `bytes` (0 is a valid, inaccessible allocation).
@@ -108,6 +120,36 @@ impl GlobalMemory {
         Ok(())
     }
 
+    /// A multicast address for `len` bytes from each of `members` on, which are on different devices.
+    pub(crate) fn multicast(&mut self, members: &[u64], len: u64) -> Result<u64, MemoryError> {
+        for (i, &address) in members.iter().enumerate() {
+            self.host_place(address, len)?;
+            let device = |address: u64| address >> 40;
+            if !address.is_multiple_of(GRANULE) || members[..i].iter().any(|other| device(*other) == device(address)) {
+                return Err(MemoryError::NotMulticast(address));
+            }
+        }
+        let base = self.multicasts.last().map_or(MULTICAST_BASE, |last| last.base + last.len);
+        let base = (base + GRANULE).next_multiple_of(GRANULE);
+        self.multicasts.push(MulticastObject { base, len, members: members.to_vec() });
+        Ok(base)
+    }
+
+    /// The addresses of a kernel's access to a multicast object on every device.
+    pub(crate) fn multicast_members(&self, address: u64, size: u64) -> Result<Vec<u64>, Box<Stop>> {
+        let after = self.multicasts.partition_point(|object| object.base <= address);
+        let object = after.checked_sub(1).map(|at| &self.multicasts[at]);
+        match object {
+            Some(MulticastObject { base, len, members }) if address - base < *len && size <= len - (address - base) => {
+                Ok(members.iter().map(|member| member + (address - base)).collect())
+            }
+            _ => {
+                let message = format!("{size}-byte multicast store outside every multicast object");
+                Err(Stop::new(TrapKind::OutOfBounds, message).address(address))
+            }
+        }
+    }
+
     /// The last allocation at or below `address`.
     fn find(&self, address: u64) -> Option<(u32, u32)> {
         let device = (address >> 40).checked_sub(1)? as usize;
@@ -132,7 +174,11 @@ impl GlobalMemory {
     #[cold]
     fn place_slow(&mut self, address: u64, size: u64) -> Result<Place, Box<Stop>> {
         let Some((device, index)) = self.find(address) else {
-            let what = if address < 1 << 16 { "near-null address" } else { "address of no allocation" };
+            let what = match address {
+                0..0x1_0000 => "near-null address",
+                MULTICAST_BASE.. => "multicast address, which only multicast instructions may use",
+                _ => "address of no allocation",
+            };
             return Err(Stop::new(TrapKind::OutOfBounds, format!("{size}-byte access at {what}")).address(address));
         };
         let a = &self.devices[device as usize].allocations[index as usize];

@@ -7,6 +7,7 @@ mod cluster;
 mod convert;
 mod memory;
 mod mma;
+mod multicast;
 mod sync;
 mod thread_copies;
 mod warp_ops;
@@ -249,7 +250,7 @@ impl Exec<'_> {
         match self.warp.others[i].wait {
             Wait::Barrier { id, .. } => self.clock.acquire(&self.cta.barriers[id as usize].completed),
             Wait::Cluster { .. } => self.pass_cluster_barrier(),
-            Wait::Dependencies => self.clock.see(&self.launch.wait_view),
+            Wait::Dependencies => self.launch.pass_wait(self.clock),
             Wait::None | Wait::Converge { .. } | Wait::Event { .. } | Wait::Sleep { .. } => {}
         }
         self.warp.choose(i);
@@ -342,6 +343,10 @@ impl Exec<'_> {
                 self.ld(space, ty, sem, dsts, addr)?;
                 return Ok(Flow::Visible);
             }
+            Op::MultimemSt { ty, ref srcs, addr } => {
+                self.multimem_st(ty, srcs, addr)?;
+                return Ok(Flow::Visible);
+            }
             Op::St { space, ty, sem, ref srcs, addr, policy: _ } => {
                 let done = self.st(space, ty, sem, srcs, addr)?;
                 return Ok(if done { Flow::Visible } else { Flow::Again });
@@ -414,7 +419,7 @@ impl Exec<'_> {
                 if !self.launch.dependencies_done {
                     return Ok(Flow::Then(Wait::Dependencies));
                 }
-                self.clock.see(&self.launch.wait_view);
+                self.launch.pass_wait(self.clock);
             }
             Op::GridDepLaunch => {
                 if !self.cta.triggered {

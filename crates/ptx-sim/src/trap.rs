@@ -152,6 +152,9 @@ pub enum MemoryError {
     /// The allocation was freed before.
     #[error("{0:#x} was freed already")]
     Freed(u64),
+    /// Not 256-byte aligned, or on the same device as another member.
+    #[error("{0:#x} cannot be a member of a multicast object: it is off 256 bytes, or its device is a member already")]
+    NotMulticast(u64),
     /// The range is not inside one live allocation.
     #[error("{len} bytes at {address:#x} are not inside one live allocation")]
     OutOfBounds {

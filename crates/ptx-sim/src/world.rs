@@ -7,7 +7,7 @@ use crate::config::{Config, DeviceId, Timing};
 use crate::delayed::Delayed;
 use crate::memory::GlobalMemory;
 use crate::program::Program;
-use crate::race::{AgentSet, LaunchAgents};
+use crate::race::{AgentId, AgentSet, Clock, CtaAgents, LaunchAgents, Snapshot};
 use crate::random::Random;
 use crate::stream::{LaunchId, Streams};
 
@@ -40,6 +40,8 @@ pub(crate) struct World {
     /// Counts instructions that look for such changes.
     pub(crate) polls: u64,
     pub(crate) streams: Streams,
+    /// What warps of launches have acquired from other launches, by a launch's first agent.
+    learned: Vec<(AgentId, Snapshot)>,
     /// Something happened that may let a launch start or a dependency wait pass.
     pub(crate) streams_changed: bool,
 }
@@ -65,8 +67,32 @@ impl World {
             effects: 0,
             polls: 0,
             streams: Streams::new(),
+            learned: Vec::new(),
             streams_changed: true,
         }
+    }
+
+    /// A warp of `launch` has ended.
+    pub(crate) fn learn(&mut self, launch: &LaunchAgents, clock: &Clock) {
+        let Some(learned) = clock.learned() else { return };
+        let first = AgentId(launch.first);
+        match self.learned.iter_mut().find(|entry| entry.0 == first) {
+            Some((_, known)) => known.join(&learned),
+            None => self.learned.push((first, learned)),
+        }
+    }
+
+    /// What whoever sees all launches of `view` knows from them of others.
+    pub(crate) fn learned_by(&self, view: &AgentSet) -> Option<Snapshot> {
+        let mut seen = self.learned.iter().filter(|entry| view.contains(entry.0)).map(|entry| &entry.1);
+        let mut all = seen.next()?.clone();
+        seen.for_each(|learned| all.join(learned));
+        Some(all)
+    }
+
+    /// Forgets what launches have learned: all of them happened before whatever comes.
+    pub(crate) fn forget_learned(&mut self) {
+        self.learned.clear();
     }
 
     /// Whether an asynchronous operation issued now completes now.
@@ -76,6 +102,21 @@ impl World {
             Timing::Late => false,
             Timing::Seeded { .. } => self.chance.one_in(self.pace / 2),
         }
+    }
+}
+
+impl LaunchInfo {
+    /// The clock of a warp that starts.
+    pub(crate) fn start_clock(&self, cta: CtaAgents, warp: u32) -> Clock {
+        let mut clock = Clock::new(cta, warp, self.start_view.clone());
+        self.start_learned.iter().for_each(|learned| clock.acquire(learned));
+        clock
+    }
+
+    /// The dependency wait passes.
+    pub(crate) fn pass_wait(&self, clock: &mut Clock) {
+        clock.see(&self.wait_view);
+        self.wait_learned.iter().for_each(|learned| clock.acquire(learned));
     }
 }
 
@@ -90,8 +131,12 @@ pub(crate) struct LaunchInfo {
     pub(crate) agents: LaunchAgents,
     /// What a CTA sees when it starts.
     pub(crate) start_view: AgentSet,
+    /// What those launches had acquired from others.
+    pub(crate) start_learned: Option<Snapshot>,
     /// Whether everything that this launch depends on has completed.
     pub(crate) dependencies_done: bool,
     /// What a CTA sees in addition once they have.
     pub(crate) wait_view: AgentSet,
+    /// What those launches had acquired from others.
+    pub(crate) wait_learned: Option<Snapshot>,
 }

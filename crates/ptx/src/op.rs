@@ -466,6 +466,9 @@ pub enum Op {
         a: Operand,
         b: Option<Operand>,
     },
+    /// Relaxed store at system scope to every memory behind a multicast address: one element of 4 or 8 bytes, or 2 or 4
+    /// of `Bf16x2`, whatever their bits mean.
+    MultimemSt { ty: Ty, srcs: Box<[RegId]>, addr: Address },
     /// Thread fence (`AcqRel` of a scope).
     Fence { scope: Scope },
     /// Sequentially consistent fence.

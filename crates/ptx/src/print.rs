@@ -296,6 +296,17 @@ impl Printer<'_> {
                     a
                 );
             }
+            Op::MultimemSt { ty, srcs, addr } => {
+                // A vector's elements have a floating-point type, one element has none.
+                let ty = if srcs.len() > 1 { ty.ptx() } else { ty.ptx_memory() };
+                line!(
+                    self,
+                    "    multimem.st.relaxed.sys.global{}.{ty} {}, {};",
+                    width(srcs.len()),
+                    addr_text(addr),
+                    vector(srcs.iter().map(|s| r(*s)))
+                );
+            }
             Op::Fence { scope } => line!(self, "    fence.acq_rel.{};", scope_name(*scope)),
             Op::FenceSc { scope } => line!(self, "    fence.sc.{};", scope_name(*scope)),
             Op::FenceProxyAsync => line!(self, "    fence.proxy.async.shared::cta;"),

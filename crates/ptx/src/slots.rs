@@ -216,6 +216,12 @@ impl Op {
                     uses!(ty.class(), *b);
                 }
             }
+            Op::MultimemSt { ty, srcs, addr } => {
+                uses!(B64, at(addr));
+                for s in srcs {
+                    uses!(memory_class(*ty), r(*s));
+                }
+            }
             Op::Fence { .. } | Op::FenceSc { .. } | Op::FenceProxyAsync | Op::FenceMbarrierInit => {}
             Op::CreatePolicy { dst, .. } => def!(B64, *dst),
             Op::PrefetchL2 { addr, bytes } => {

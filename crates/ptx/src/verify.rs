@@ -8,6 +8,7 @@
 //! - vector accesses have 1, 2 or 4 elements and at most 16 bytes; constant shared addresses are aligned; `ldmatrix` loads
 //!   1, 2 or 4 matrices;
 //! - ordering semantics fit the access (no acquire store, no release load, no cached ordered load, no weak atomic);
+//! - multicast stores have one element of 4 or 8 bytes, or pairs of BF16;
 //! - atomics exist for their operation and type, and `exch` and `cas` return the old value;
 //! - the shared layout and the thread count fit the target;
 //! - clusters have 1 to 16 CTAs; cluster instructions are in a kernel of clusters, constant ranks below their size,
@@ -191,6 +192,12 @@ impl Verifier<'_> {
                     return self.fail(loc, "only a weak global store can have a cache policy".into());
                 }
                 self.vector(loc, srcs.len(), ty.bytes(), addr, *space)
+            }
+            Op::MultimemSt { ty, srcs, addr } => {
+                if ty.bytes() < 4 || (srcs.len() > 1 && *ty != Ty::Bf16x2) {
+                    return self.fail(loc, format!("a multicast store of {} x {ty:?} does not exist", srcs.len()));
+                }
+                self.vector(loc, srcs.len(), ty.bytes(), addr, Space::Global)
             }
             Op::Atom { space: Space::Cluster, .. } => {
                 self.fail(loc, "atomics on shared memory of the cluster are not offered".into())

@@ -25,7 +25,7 @@ variants! {
     Bin, Un, MulWide, Mad, MadWide, Fma, Div, Math, Prmt, Lop3, Bfe, ShfL, ShfR, Selp, Setp, PredLogic, PredNot, PredConst,
     Cvt, CvtPack, Bf16Bin, Bf16Fma, F16x2Mul,
     Label, NoUnroll, Bra, Exit, Trap,
-    Ld, St, Atom, Fence, FenceSc, FenceProxyAsync, FenceMbarrierInit, CreatePolicy, PrefetchL2,
+    Ld, St, MultimemSt, Atom, Fence, FenceSc, FenceProxyAsync, FenceMbarrierInit, CreatePolicy, PrefetchL2,
     Shfl, Vote, Ballot, Redux, MatchAny, ActiveMask, Elect, BarWarp, BarSync, BarArrive,
     Mapa, StAsync, ClusterArrive, ClusterWait,
     MbarInit, MbarInval, MbarArrive, MbarArriveExpectTx, MbarExpectTx, MbarTryWait, MbarTestWait,
@@ -319,6 +319,16 @@ fn clusters(out: Global<u32>, v: &Values) {
     cluster_sync();
 }
 
+fn multicast(out: Global<u32>, v: &Values) {
+    let base = Multicast::from_address(out.cast::<u64>().load());
+    for at in [base, base.byte_offset(-32)] {
+        at.store(v.word);
+        at.byte_offset(8).store_u64(v.long);
+        at.byte_at(v.long << 4).store_vec([v.word; 2]);
+        at.store_vec([v.word, Reg::from(1), v.word, Reg::from(2)]);
+    }
+}
+
 fn warp_products(out: Global<u32>, v: &Values) {
     let pair = Reg::<Bf16x2>::from_bits(v.word);
     let tile = MmaTile::zero();
@@ -378,6 +388,7 @@ fn by_the_builder(target: Target, constant: bool) -> Ir {
         warp(p.out, &v);
         copies(p.out, p.map, &v);
         clusters(p.out, &v);
+        multicast(p.out, &v);
         warp_products(p.out, &v);
         if target == Target::Sm90a {
             products(p.out);

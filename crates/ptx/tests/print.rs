@@ -519,6 +519,27 @@ fn branches_and_loops() {
 }
 
 #[test]
+fn multicast_stores() {
+    check(
+        |p| {
+            let at = Multicast::from_address(p.out.address());
+            at.byte_offset(4).store(p.n);
+            at.store_u64(p.out.address());
+            at.store_vec([p.n; 2]);
+            at.byte_at(p.out.address()).store_vec([p.n, p.n, p.n, Reg::from(3)]);
+        },
+        &[
+            "multimem.st.relaxed.sys.global.b32 [%d0+4], %r0;",
+            "multimem.st.relaxed.sys.global.b64 [%d0], %d0;",
+            "multimem.st.relaxed.sys.global.v2.bf16x2 [%d0], {%r0, %r0};",
+            "add.u64 %d2, %d0, %d0;",
+            "mov.b32 %r1, 3;",
+            "multimem.st.relaxed.sys.global.v4.bf16x2 [%d2], {%r0, %r0, %r0, %r1};",
+        ],
+    );
+}
+
+#[test]
 fn clusters() {
     let bounds = LaunchBounds::threads(64).cluster(8);
     let kernel = build::<EveryKind>("in_clusters", Target::Sm90a, bounds, |p| {

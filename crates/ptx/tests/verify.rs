@@ -357,6 +357,24 @@ fn the_first_violation_in_text_order_is_reported() {
 }
 
 #[test]
+fn multicast_stores_have_one_element_or_pairs_of_bf16() {
+    let mut ir = Ir::sound();
+    let (word, long) = (ir.word(), ir.long());
+    let addr = Address { base: Operand::Reg(long), offset: 0 };
+    let store = |ty, reg, n| Op::MultimemSt { ty, srcs: vec![reg; n].into(), addr };
+    for op in [store(Ty::U32, word, 1), store(Ty::U64, long, 1), store(Ty::Bf16x2, word, 2), store(Ty::Bf16x2, word, 4)]
+    {
+        let mut sound = ir.clone();
+        sound.push(op);
+        sound.verify().unwrap();
+    }
+    check(ir.clone(), store(Ty::U16, word, 1), "a multicast store of 1 x U16 does not exist");
+    check(ir.clone(), store(Ty::U32, word, 4), "a multicast store of 4 x U32 does not exist");
+    check(ir.clone(), store(Ty::U64, long, 2), "a multicast store of 2 x U64 does not exist");
+    check(ir, store(Ty::Bf16x2, word, 3), "a vector access of 3 x 4 bytes");
+}
+
+#[test]
 fn cluster_instructions_need_a_cluster_that_holds_them() {
     let mut alone = Ir::sound();
     let (word, pred, base) = (alone.word(), alone.pred(), alone.shared_base());

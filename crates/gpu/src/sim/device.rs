@@ -99,6 +99,12 @@ impl Device {
         }
     }
 
+    /// A multicast address of the machine, or why not.
+    pub(crate) fn multicast(&self, members: &[u64], bytes: u64) -> Result<u64, String> {
+        let mut state = self.machine.lock().map_err(|error| error.to_string())?;
+        state.machine.multicast(members, bytes).map_err(|error| error.to_string())
+    }
+
     /// Writes to an allocation that nothing enqueued uses yet.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         self.machine.lock()?.machine.write(address, bytes).map_err(memory_error)

@@ -101,6 +101,10 @@ pub(super) fn rewrite(op: &Op, map: impl Fn(RegId) -> RegId, label: impl Fn(Labe
             operands!(a);
             *b = b.as_ref().map(o);
         }
+        Op::MultimemSt { srcs, addr, .. } => {
+            srcs.iter_mut().for_each(|s| *s = r(s));
+            *addr = at(addr);
+        }
         Op::Fence { .. } | Op::FenceSc { .. } | Op::FenceProxyAsync | Op::FenceMbarrierInit => {}
         Op::PrefetchL2 { addr, bytes } => {
             *addr = at(addr);

@@ -58,7 +58,9 @@ impl Spills {
 /// Checks `now` against a cell's records and adds it to them.
 #[inline]
 pub(super) fn touch(cell: &mut Cell, spills: &mut Spills, now: Record, clock: &Clock) -> Result<(), (Record, Missing)> {
-    check(&cell.write, &now, clock)?;
+    if let Err(race) = check(&cell.write, &now, clock) {
+        observed(cell, spills, &now, clock).ok_or(race)?;
+    }
     if now.is(WRITE) {
         check(&cell.read, &now, clock)?;
     }
@@ -81,6 +83,22 @@ fn check(past: &Record, now: &Record, clock: &Clock) -> Result<(), (Record, Miss
         return Ok(());
     }
     past.conflict(now, clock).map_or(Ok(()), |missing| Err((*past, missing)))
+}
+
+/// A strong read that took the last write's value passes it on: what the read happened before comes after the write too
+/// (the observation order of the memory model). From then on the write counts as the reader's.
+#[cold]
+fn observed(cell: &mut Cell, spills: &Spills, now: &Record, clock: &Clock) -> Option<()> {
+    let write = cell.write;
+    let observes = |read: &&Record| {
+        !read.is(WRITE | CROWD)
+            && write.bytes() & !read.bytes() == 0
+            && read.observes(&write)
+            && read.is_before(now, clock)
+    };
+    let reader = std::iter::once(&cell.read).chain(spills.get(cell)).filter(|read| read.is_present()).find(observes)?;
+    cell.write = Record { instruction: write.instruction, meta: reader.meta | WRITE, ..*reader };
+    Some(())
 }
 
 /// What remains of a record once `bytes` were overwritten.

@@ -145,6 +145,12 @@ impl Record {
             && (!needs_fence || clock.is_fenced(self.agent(), self.epoch, self.lane()))
     }
 
+    /// Whether `self`, a read since the write `write`, is strong with it: both at scopes that surely hold the other.
+    pub(super) fn observes(&self, write: &Record) -> bool {
+        let needed = if (self.meta ^ write.meta) >> DEVICE_SHIFT & 15 == 0 { Scope::Gpu } else { Scope::Sys };
+        matches!((self.scope(), write.scope()), (Some(a), Some(b)) if a.min(b) >= needed)
+    }
+
     /// `self` is earlier and unordered, and has bytes in common with `now`: what is missing, if it is a race.
     #[cold]
     pub(super) fn conflict(&self, now: &Record, clock: &Clock) -> Option<Missing> {

@@ -367,6 +367,19 @@ impl Clock {
         join_fenced(&mut self.fenced, &snapshot.fenced);
     }
 
+    /// What the warp knows of agents that are neither of its launch nor of launches that it sees entirely; `None` if
+    /// nothing. Whoever sees this warp's launch entirely knows it too.
+    pub fn learned(&self) -> Option<Snapshot> {
+        let foreign = |agent: AgentId| !self.cta.launch_contains(agent);
+        let mut learned = Snapshot::new();
+        let sparse = self.seen.sparse.iter().filter(|entry| foreign(entry.0));
+        learned.seen.merge_sparse(sparse.copied());
+        for partial in self.seen.partial.iter().filter(|partial| foreign(partial.agent)) {
+            learned.seen.raise_lanes(*partial);
+        }
+        (!learned.seen.sparse.is_empty() || !learned.seen.partial.is_empty()).then_some(learned)
+    }
+
     /// Learns that an asynchronous queue has completed everything up to `epoch`.
     pub fn observe(&mut self, queue: AgentId, epoch: u32) {
         self.seen.raise(queue, epoch);

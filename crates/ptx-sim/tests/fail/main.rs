@@ -9,6 +9,7 @@ mod convergence;
 mod mbarriers;
 mod memory;
 mod mma;
+mod multicast;
 mod progress;
 mod races;
 mod thread_copies;

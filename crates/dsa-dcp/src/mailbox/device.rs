@@ -1,0 +1,248 @@
+//! The mailbox on the device: what a query kernel does to publish ([`Outbox`]), and what waits for the gathered rows
+//! ([`Inbox`]). Attention kernels may call the latter themselves.
+
+use ptx::*;
+
+use super::layout::{ARRIVED, BOXES, CALL, CHUNK_BYTES, SENTINEL, TOKENS};
+use super::shape::MailboxShape;
+use crate::layout::{LATE_QUERY, STATUS_WORDS};
+
+/// Chunks that a thread polls at a time.
+const POLLS: u32 = 8;
+
+/// The threads that work on a mailbox together: some whole warps of every CTA. When publishing, some thread of every CTA
+/// must [`send`](Outbox::send) something: by that its refill is acquired.
+#[derive(Clone, Copy)]
+pub struct Team {
+    /// This thread's place among those of its CTA.
+    pub thread: Reg<u32>,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// This CTA's place.
+    pub cta: Reg<u32>,
+    /// CTAs.
+    pub ctas: Reg<u32>,
+}
+
+impl Team {
+    /// `body(i)` for every `i` below `n`, spread over the whole team.
+    #[track_caller]
+    fn each(&self, n: Reg<u32>, body: impl FnOnce(Reg<u32>)) {
+        for_range(self.cta.mad(self.threads, self.thread), n, self.ctas * self.threads, body);
+    }
+}
+
+/// Element offset of chunk `i` of the published rows, in chunks from the start of a box.
+fn chunk_at(shape: &MailboxShape, i: Reg<u32>) -> Reg<u32> {
+    let chunks = shape.chunks() as u32;
+    let token = i / chunks;
+    (i - token * chunks) + token * (shape.token_bytes() / CHUNK_BYTES) as u32
+}
+
+/// Bytes from the first box to that of `call`.
+fn box_at(shape: &MailboxShape, call: Reg<u32>) -> Reg<u64> {
+    (call & (BOXES as u32 - 1)).mul_wide(1u32) * shape.box_bytes() as u64
+}
+
+/// A rank's outgoing side in a query kernel.
+pub struct Outbox {
+    /// The sizes.
+    pub shape: MailboxShape,
+    /// This rank's boxes.
+    pub boxes: Global<u64>,
+    /// `[ranks]`: address of every rank's boxes.
+    pub peers: Global<u64>,
+    /// Address of every rank's boxes at once; publishes there if given.
+    pub multicast: Option<Reg<u64>>,
+    /// The call's state.
+    pub state: Global<u32>,
+    /// Non-zero: the mailbox has failed.
+    pub status: Global<u32>,
+    /// This rank.
+    pub rank: Reg<u32>,
+}
+
+/// The running call, in each thread of the team.
+pub struct Call {
+    /// Whether the mailbox works.
+    pub works: Pred,
+    /// Bytes from the start of a rank's memory to this call's box.
+    box_at: Reg<u64>,
+}
+
+impl Outbox {
+    /// Starts the next call, of `tokens` tokens: refills the box of the last one, and fences. After the dependency wait;
+    /// `barrier` joins the team's threads of a CTA. The whole team calls it, then each thread may [`send`](Outbox::send).
+    #[track_caller]
+    pub fn begin(&self, team: Team, tokens: Reg<u32>, barrier: impl Fn()) -> Call {
+        let Outbox { shape, state, .. } = self;
+        let works = self.status.load().eq(0);
+        let last = state.offset(CALL as i32).load();
+        when(works, || {
+            let past = state.offset(TOKENS as i32).load();
+            let here = self.boxes.byte_at(box_at(shape, last)).cast::<u32>();
+            team.each(past * shape.chunks() as u32, |i| {
+                here.at64(chunk_at(shape, i).mul_wide(CHUNK_BYTES as u32 / 4)).store_vec([Reg::from(SENTINEL); 4]);
+            });
+        });
+        barrier(); // ORDER: the CTA's refill and reads, before its fences and the count of those who have read.
+        when(works & team.thread.eq(0), || {
+            // ORDER: every CTA's reads of the state come before the last one's writes.
+            let arrived = state.offset(ARRIVED as i32);
+            let before = arrived.atomic(Atomic::Add, Sem::AcqRel(Scope::Gpu), 1u32);
+            when((before + 1).eq(team.ctas), || {
+                arrived.store(0u32);
+                state.offset(TOKENS as i32).store(tokens);
+                state.offset(CALL as i32).store(last + 1);
+            });
+        });
+        // ORDER: the CTA's refill, before what this thread publishes: a peer that has that may publish the next call.
+        fence(Scope::Sys);
+        Call { works, box_at: box_at(shape, last + 1) }
+    }
+
+    /// Publishes `words` at `bytes` into the row of `head` of this rank for `token`. Whole aligned words: 1, 2 or 4.
+    #[track_caller]
+    pub fn send<const N: usize>(
+        &self,
+        call: &Call,
+        token: Reg<u32>,
+        head: Reg<u32>,
+        bytes: Reg<u32>,
+        words: [Reg<u32>; N],
+    ) {
+        let shape = &self.shape;
+        let row = token.mad(shape.q_heads() as u32, self.rank.mad(shape.heads() as u32, head));
+        let at = call.box_at + row.mad_wide(shape.row_bytes() as u32, bytes.to_u64());
+        if let Some(address) = self.multicast {
+            let to = Multicast::from_address(address + at);
+            return match words[..] {
+                [word] => to.store(word),
+                _ => to.store_vec(words),
+            };
+        }
+        let ranks = shape.ranks() as u32;
+        for i in 0..ranks {
+            // Every rank begins with another one, so that they do not all send to the same.
+            let peer = self.rank + i;
+            let peer = peer.ge(ranks).select::<u32>(peer - ranks, peer);
+            let to = Global::<u32>::from_address(self.peers.at(peer).load_as(LoadMode::STREAM) + at);
+            // ORDER: after `begin`'s fence. Each word says by itself that it has arrived.
+            to.store_vec_as(Sem::Relaxed(Scope::Sys), words);
+        }
+    }
+}
+
+/// The gathered rows of the last call published here.
+pub struct Inbox {
+    /// The sizes.
+    pub shape: MailboxShape,
+    /// This rank's boxes.
+    pub boxes: Global<u64>,
+    /// The call's state.
+    pub state: Global<u32>,
+    /// The status block.
+    pub status: Global<u32>,
+    /// How long a poll may take, in nanoseconds.
+    pub timeout_ns: Reg<u64>,
+}
+
+impl Inbox {
+    /// First byte of this call's rows. After the dependency wait for the query kernel.
+    #[track_caller]
+    pub fn rows(&self) -> Global<u32> {
+        self.boxes.byte_at(box_at(&self.shape, self.state.offset(CALL as i32).load())).cast()
+    }
+
+    /// Waits until every published row of the tokens `first..end` is there, or the time is up. After the dependency wait
+    /// for the query kernel. `ready(chunk, words)` gets what has arrived, and where it lies in chunks from the start of
+    /// [`rows`](Inbox::rows). Warps stay whole.
+    ///
+    /// What is polled is split over the team; a barrier of whoever reads the rows must follow. If the mailbox has failed,
+    /// or fails here, some rows are incomplete: the status says so.
+    #[track_caller]
+    pub fn wait(&self, team: Team, first: Reg<u32>, end: Reg<u32>, ready: impl Fn(Reg<u32>, [Reg<u32>; 4])) {
+        let shape = &self.shape;
+        let chunks = shape.chunks() as u32;
+        // Strong: a CTA of this launch may be failing.
+        let broken = self.status.load_as(LoadMode::relaxed(Scope::Gpu));
+        // One verdict per warp.
+        when(!any(broken.ne(0)), || {
+            let rows = self.rows();
+            let (start, total) = (first * chunks, (end - first) * chunks);
+            let began = globaltimer();
+            let failed = Var::<u32>::new(0u32);
+            // The base is the same for all lanes: warps stay whole.
+            for_range(team.cta * (team.threads * POLLS), total, team.ctas * (team.threads * POLLS), |base| {
+                let polls: [Poll; POLLS as usize] = std::array::from_fn(|i| {
+                    let index = base + team.thread + i as u32 * team.threads;
+                    let (live, index) = (index.lt(total), index.min(total - 1));
+                    let chunk = chunk_at(shape, start + index);
+                    let at = rows.at64(chunk.mul_wide(CHUNK_BYTES as u32 / 4));
+                    Poll { live, index, chunk, at, words: std::array::from_fn(|_| Var::new(SENTINEL)) }
+                });
+                repeat(|l| {
+                    // All loads are under way together.
+                    let loaded = polls.each_ref().map(|p| p.at.load_vec_as::<4>(LoadMode::relaxed(Scope::Sys)));
+                    for (poll, loaded) in polls.iter().zip(loaded) {
+                        poll.words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+                    }
+                    let here = polls.iter().map(Poll::is_here).reduce(|a, b| a & b).expect("some polls");
+                    l.break_if(all(here));
+                    let expired = any((globaltimer() - began).gt(self.timeout_ns));
+                    when(expired, || {
+                        let missing = polls
+                            .iter()
+                            .rev()
+                            .fold(Reg::from(0u32), |missing, poll| poll.is_here().select::<u32>(missing, poll.index));
+                        self.note_late(first, !here, missing);
+                        failed.set(1u32);
+                    });
+                    l.break_if(expired);
+                });
+                for poll in &polls {
+                    when(poll.live & failed.get().eq(0), || ready(poll.chunk, poll.words.each_ref().map(|w| w.get())));
+                }
+            });
+            // ORDER: what peers did before they published (their refills), before what this rank does after this grid.
+            fence(Scope::Sys);
+        });
+    }
+
+    /// Notes the first of this warp's lanes with `missing` as late, unless somebody has noted another. The warp is whole.
+    fn note_late(&self, first: Reg<u32>, missing: Pred, index: Reg<u32>) {
+        let shape = &self.shape;
+        let lane = ballot(missing).reverse_bits().clz();
+        when(lane_index().eq(lane), || {
+            let before = self.status.compare_swap(Sem::Relaxed(Scope::Gpu), 0u32, LATE_QUERY);
+            when(before.eq(0), || {
+                let (chunks, rank_chunks) = (shape.chunks() as u32, (shape.chunks() / shape.ranks()) as u32);
+                let token = index / chunks;
+                let rank = (index - token * chunks) / rank_chunks;
+                let call = self.state.offset(CALL as i32).load();
+                for (word, value) in (1..STATUS_WORDS as i32).zip([first + token, rank, call]) {
+                    self.status.offset(word).store(value);
+                }
+            });
+        });
+    }
+}
+
+/// A chunk on its way.
+struct Poll {
+    live: Pred,
+    /// Among the published chunks of the tokens waited for.
+    index: Reg<u32>,
+    /// In a box.
+    chunk: Reg<u32>,
+    at: Global<u32>,
+    words: [Var<u32>; 4],
+}
+
+impl Poll {
+    /// No word is a sentinel, which is the largest there is.
+    fn is_here(&self) -> Pred {
+        let largest = self.words.iter().map(|word| word.get()).reduce(|a, b| a.max(b)).expect("four words");
+        !self.live | largest.ne(SENTINEL)
+    }
+}
