@@ -357,6 +357,57 @@ fn dependent_launches_overlap_and_wait() {
     }
 }
 
+/// On device 1 a kernel writes data, raises a flag, and runs on until it is told to end. On device 0 one kernel waits for the
+/// flag, and the next, plain or dependent, overwrites the data.
+fn handed_on(fenced: bool, overlap: bool) -> Result<(), Fault> {
+    let sys = || LoadMode::relaxed(Scope::Sys);
+    let k = kernel(32, |p| {
+        wait_for_dependencies();
+        let (data, flag, end) = (p.src, p.src.offset(32), p.src.offset(64));
+        let fenced = || {
+            if fenced {
+                fence(Scope::Sys)
+            }
+        };
+        when(lane_index().eq(0u32), || {
+            when(p.n.eq(0u32), || {
+                while_(|| flag.load_as(sys()).eq(0u32), || {});
+                fenced();
+            });
+            when(p.n.eq(1u32), || {
+                data.store(1u32);
+                fence(Scope::Sys);
+                flag.store_as(Sem::Relaxed(Scope::Sys), 1u32);
+                while_(|| end.load_as(sys()).eq(0u32), || {});
+            });
+            when(p.n.eq(2u32), || {
+                data.store(2u32);
+                end.store_as(Sem::Relaxed(Scope::Sys), 1u32);
+            });
+        });
+    });
+    for config in modes() {
+        let mut bench = Bench::new(Config { devices: 2, ..config });
+        let (src, other) = (bench.src, bench.machine.create_stream(DeviceId(1)));
+        bench.write(src, &[0; 128]);
+        let write = bench.launch_of(&k, 1, 1, false);
+        bench.machine.enqueue(other, write).unwrap();
+        bench.enqueue(&k, 1, 0, false);
+        bench.enqueue(&k, 1, 2, overlap);
+        bench.machine.run()?;
+        assert_eq!(bench.read(src, 1), [2]);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_launch_acquired_its_successors_know() {
+    for overlap in [false, true] {
+        handed_on(true, overlap).unwrap();
+        assert_eq!(trapped(handed_on(false, overlap)).kind, TrapKind::DataRace);
+    }
+}
+
 #[test]
 fn overlap_without_a_wait_is_refused() {
     let k = kernel(32, |p| p.out.at(lane_index()).store(0u32));

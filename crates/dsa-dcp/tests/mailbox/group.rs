@@ -102,7 +102,7 @@ impl Spec {
     }
 }
 
-/// The kernel that publishes: words, pairs and chunks, of every row some by every CTA.
+/// The kernel that publishes: chunks by pairs, by words and whole in turn, of every row some by every CTA.
 fn build_send(spec: &Spec) -> Kernel<SendArgs> {
     let (shape, multicast, ctas) = (spec.shape, spec.multicast, spec.ctas);
     let kernel = build::<SendArgs>("send_rows", Target::Sm90a, LaunchBounds::threads(THREADS), |p| {
@@ -144,9 +144,8 @@ fn build_send(spec: &Spec) -> Kernel<SendArgs> {
                     // Words of one 8-byte half arrive in order: each of the four is the last of its half for some head.
                     let send_each =
                         || when_else((head & 1).eq(0), || send_words(&[3, 1, 0, 2]), || send_words(&[0, 2, 1, 3]));
-                    let rest = || when_else(chunk.eq(words / 4 - 1), send_each, send_chunk);
-                    // The first chunk by pairs, the last by words.
-                    when_else(chunk.eq(0), send_pairs, rest);
+                    let rest = || when_else((chunk % 3).eq(1), send_each, send_chunk);
+                    when_else((chunk % 3).eq(0), send_pairs, rest);
                 });
             });
         });

@@ -77,6 +77,42 @@ fn unordered_weak_accesses_race_unless_both_read() {
 }
 
 #[test]
+fn who_follows_a_strong_read_follows_the_strong_write_that_it_took() {
+    let sys = Sem::Relaxed(Scope::Sys);
+    let setup = |store, load| {
+        let (mut memory, mut reader) = (Memory::default(), clock(0, 0));
+        memory.store(&mut peer(), DATA, store).unwrap();
+        memory.load(&mut reader, DATA, load).unwrap();
+        (memory, reader)
+    };
+    // The reader itself, and whom it hands over to; not a warp beside it.
+    let (mut memory, mut reader) = setup(sys, sys);
+    let (mut next, mut beside) = (clock(0, 1), clock(1, 0));
+    assert_eq!(memory.load(&mut beside, DATA, WEAK), Err(Missing::Order));
+    memory.load(&mut reader, DATA, WEAK).unwrap();
+    next.acquire(&reader.release(ALL_LANES));
+    memory.load(&mut next, DATA, WEAK).unwrap();
+    memory.store(&mut next, DATA, WEAK).unwrap();
+    // Other places of the writer are not covered.
+    let (mut memory, mut reader) = (Memory::default(), clock(0, 0));
+    let mut writer = peer();
+    memory.store(&mut writer, FLAG, WEAK).unwrap();
+    memory.store(&mut writer, DATA, sys).unwrap();
+    memory.load(&mut reader, DATA, sys).unwrap();
+    assert_eq!(memory.load(&mut reader, FLAG, WEAK), Err(Missing::Order));
+    // The scope must hold both.
+    let gpu = Sem::Relaxed(Scope::Gpu);
+    let mut memory = Memory::default();
+    memory.store(&mut clock(0, 0), DATA, gpu).unwrap();
+    let mut reader = clock(1, 0);
+    memory.load(&mut reader, DATA, sys).unwrap();
+    memory.load(&mut reader, DATA, WEAK).unwrap();
+    let mut memory = Memory::default();
+    memory.store(&mut clock(0, 0), DATA, Sem::Relaxed(Scope::Cta)).unwrap();
+    assert!(memory.load(&mut clock(1, 0), DATA, gpu).is_err());
+}
+
+#[test]
 fn a_race_names_both_accesses() {
     let (a, b) = (clock(0, 1), clock(1, 0));
     let mut shadow = Shadow::new();
