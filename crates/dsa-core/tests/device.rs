@@ -4,7 +4,7 @@
 use dsa_core::device::keys::{
     Keys8, above_mask, both_halves, foreign_keys, half, lowest_bit, matching_mask, max_half, order16_x2,
 };
-use dsa_core::device::radix::{BINS, LOW_BINS, count, find_low_digit, find_topdown};
+use dsa_core::device::radix::{BINS, LOW_BINS, WARP_BINS, count, find_low_digit, find_topdown, find_topdown_in_warp};
 use dsa_core::device::scan::{Thread, block_exclusive, block_sum, fill, warp_inclusive, warp_prefix};
 use dsa_core::generate::SplitMix64;
 use dsa_core::numerics::{bf16, e4m3, order16};
@@ -385,6 +385,35 @@ fn crossings_equal_the_host_form() {
                         [bin, above, digit, above_digit],
                         "need {need}, thread {thread} of {threads}, round {round}"
                     );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_warp_finds_the_crossing_of_256_bins() {
+    for round in 0..8 {
+        let keys: Vec<u32> = crowd(round, 1024).into_iter().map(|key| (key >> 8) & (WARP_BINS - 1)).collect();
+        let mut bins = vec![0u32; WARP_BINS as usize];
+        keys.iter().for_each(|key| bins[*key as usize] += 1);
+        for need in [1, 2, 341, 1023, 1024, 1025, u32::MAX] {
+            let results = run_block("warp_crossing", 1024, &keys, need, |p, t| {
+                let hist = SharedArray::<u32>::aligned("hist", WARP_BINS, 16);
+                fill(hist, 0, t);
+                sync_threads();
+                count(hist.at(p.input.at(t.index).load()));
+                sync_threads();
+                let found = find_topdown_in_warp(hist, p.need, t.lane);
+                vec![found.bin, found.above, found.here, found.total]
+            });
+            for result in results {
+                assert!(result[3].iter().all(|total| *total == 1024), "round {round}");
+                if need <= 1024 {
+                    let (bin, above) = crossing(&bins, need);
+                    for (words, want) in result.iter().zip([bin, above, bins[bin as usize]]) {
+                        assert!(words.iter().all(|got| *got == want), "need {need}, round {round}: {words:?}, {want}");
+                    }
                 }
             }
         }

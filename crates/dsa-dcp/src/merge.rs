@@ -16,9 +16,10 @@
 //!
 //! # Algorithm
 //! 1. Poll this row's words into shared memory. Each 8-byte half carries its call's epoch.
-//! 2. Radix select of `k`: 11 + 5 bits of the key's order16, then 11 + the rest of its complemented id, over the words.
+//! 2. Radix select of `k`: two digits of 8 bits of the key's order16, then the ids of the keys that tie with it.
 //! 3. If ranks are saturated: each pushes the B' row of its first K keys and then a flag; everybody selects again.
-//! 4. The selected ids set bits in a bitmap, whose prefix counts give each its place: ascending order whatever the spread.
+//! 4. This rank's selected keys lie in its own B' row in two ascending runs: merged by counting, they are the rows. Only a
+//!    kernel that also writes all ids needs more: a bitmap over the ids, whose prefix counts give each its place.
 //!
 //! # Decomposition
 //! One CTA of 512 threads per row, every rank alike. Rows beyond the live ones take part without keys.
@@ -42,18 +43,20 @@
 //! # Bound
 //! Latency: one link crossing, then about twenty barriers over W N words in shared memory. Bytes: [`cost`].
 
+mod ids;
 mod kernel;
 mod keys;
 mod launch;
-mod ordered;
+mod poll;
 mod rescue;
+mod rows;
 
 pub use kernel::{MergeArgs, MergeParams, build};
 pub use launch::{ExchangeMerge, MergeStep};
 
 use dsa_core::ShapeError;
 use dsa_core::consts::{PAGE_STRIDE_MULTIPLE, Q_MAX};
-use dsa_core::device::radix::BINS;
+use dsa_core::device::radix::{BINS, WARP_BINS};
 use dsa_core::layout::ll_slot::PAIR_BYTES;
 use dsa_core::shape::check_kv_page;
 use dsa_kernels::Cost;
@@ -61,6 +64,14 @@ use ptx::Target;
 
 use crate::error::DcpError;
 use crate::shape::ExchangeShape;
+
+/// Rescue lists of up to this many words are searched in shared memory: 32 KB, so that CTAs still share a multiprocessor.
+const LIST_WORDS_SHARED_MAX: usize = 8192;
+
+/// Shared memory of one CTA.
+fn shared_bytes_max() -> usize {
+    Target::Sm90a.shared_bytes_max() as usize
+}
 
 /// What a merge kernel is specialised for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,16 +95,16 @@ impl MergeShape {
         }
         check_kv_page(page)?;
         let shape = MergeShape { exchange, q: q as u32, page: page as u32, ids: false, hold: false, foreign: false };
-        let limit = Target::Sm90a.shared_bytes_max() as usize;
-        let needed = shape.shared_bytes();
-        if needed > limit {
+        // Also with ids, which cost the most.
+        let needed = shape.with_ids(true).shared_bytes();
+        if needed > shared_bytes_max() {
             return Err(DcpError::MergeTooLarge {
                 ranks: exchange.ranks(),
                 n: exchange.n(),
                 topk: exchange.topk(),
                 context_len_max: exchange.context_len_max(),
                 needed,
-                limit,
+                limit: shared_bytes_max(),
             });
         }
         Ok(shape)
@@ -161,12 +172,25 @@ impl MergeShape {
         self.exchange.ids().div_ceil(128) as u32
     }
 
+    /// Words of the rescue lists, if there is room to keep them in shared memory while they are searched.
+    pub(crate) fn list_words_shared(&self) -> Option<u32> {
+        let words = self.exchange.rescue_slots() * self.exchange.list().words();
+        let fits = self.shared_bytes_without_lists() + 4 * words <= shared_bytes_max();
+        (words <= LIST_WORDS_SHARED_MAX && fits).then_some(words as u32)
+    }
+
     /// Shared memory in bytes, rounded up a little.
     fn shared_bytes(&self) -> usize {
+        self.shared_bytes_without_lists() + 4 * self.list_words_shared().unwrap_or(0) as usize
+    }
+
+    fn shared_bytes_without_lists(&self) -> usize {
         let words = self.exchange.ranks() * self.exchange.words().words();
         let list = self.exchange.list().words();
         let select = 2 * BINS as usize + 2 * 32 + list;
-        4 * (words + select) + self.groups() as usize * (16 + 2) + 1024
+        let search = 2 * WARP_BINS as usize + keys::TIES as usize + self.exchange.topk() / 2;
+        let bitmap = if self.ids { self.groups() as usize * (16 + 2) } else { 0 };
+        4 * (words + select + search) + bitmap + 1024
     }
 }
 
@@ -205,13 +229,12 @@ mod tests {
     #[test]
     fn the_estimate_covers_the_layout() {
         for (ranks, n, topk, context) in [(1, 128, 256, 9), (3, 384, 512, 5000), (16, 512, 4096, CONTEXT_MAX)] {
-            let shape = MergeShape::new(exchange(ranks, n, topk, context), 1, 64).unwrap();
-            let declared = build(&shape, Target::Sm90a).unwrap().ir().shared_bytes as usize;
-            assert!(
-                (declared..=declared + 1024).contains(&shape.shared_bytes()),
-                "{declared} {}",
-                shape.shared_bytes()
-            );
+            for ids in [false, true] {
+                let shape = MergeShape::new(exchange(ranks, n, topk, context), 1, 64).unwrap().with_ids(ids);
+                let declared = build(&shape, Target::Sm90a).unwrap().ir().shared_bytes as usize;
+                let estimate = shape.shared_bytes();
+                assert!((declared..=declared + 1024).contains(&estimate), "{declared} {estimate}");
+            }
         }
     }
 

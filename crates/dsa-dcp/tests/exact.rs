@@ -21,7 +21,10 @@ fn rows(spec: &Spec, seed: u64) -> Vec<Vec<u16>> {
 fn matrix(ranks: &[usize]) -> Vec<Spec> {
     let each = |ranks: usize| {
         [(128, 256), (256, 512), (512, 640)].into_iter().flat_map(move |(n, topk)| {
-            [1, 4, 64].map(move |interleave| Spec { interleave, context_len_max: 20_000, ..Spec::new(ranks, n, topk) })
+            [1, 4, 64].map(move |interleave| {
+                let ids = interleave != 4;
+                Spec { interleave, ids, context_len_max: 20_000, ..Spec::new(ranks, n, topk) }
+            })
         })
     };
     ranks.iter().flat_map(|&ranks| each(ranks)).collect()
@@ -74,7 +77,7 @@ fn random_problems() {
         let interleave = 1 << rng.below(8);
         let q = 1 + rng.below(3);
         let page = 1 << rng.below(9);
-        let spec = Spec { interleave, q, page, rows: 2 * q, ..Spec::new(ranks, n, topk) };
+        let spec = Spec { interleave, q, page, rows: 2 * q, ids: seed % 3 == 0, ..Spec::new(ranks, n, topk) };
         let rows: Vec<Vec<u16>> = (0..2 * q)
             .map(|row| {
                 let len = [rng.below(8192), rng.below(2 * topk), rng.below(300)][rng.below(3)];

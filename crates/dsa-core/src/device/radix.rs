@@ -1,4 +1,5 @@
-//! Radix selection over 16-bit keys: an 11-bit histogram, then the low 5 bits of the keys in the threshold's bin.
+//! Radix selection over 16-bit keys: an 11-bit histogram, then the low 5 bits of the keys in the threshold's bin; or two of
+//! 8 bits, each summed by one warp.
 
 use ptx::{Atomic, Redux, Reg, Scope, Sem, Shared, SharedArray, Shuffle, Var, ballot, broadcast, redux, shuffle};
 use ptx::{sync_threads, when};
@@ -11,6 +12,11 @@ pub const BINS: u32 = 2048;
 pub const LOW_BINS: u32 = 32;
 /// Bits of the second digit.
 pub const LOW_BITS: u32 = 5;
+
+/// Bins of a digit that one warp sums.
+pub const WARP_BINS: u32 = 256;
+/// Bits of such a digit.
+pub const WARP_DIGIT_BITS: u32 = WARP_BINS.trailing_zeros();
 
 /// Adds one to a shared counter.
 #[track_caller]
@@ -99,4 +105,56 @@ pub fn find_low_digit(count: Reg<u32>, need: impl Into<Reg<u32>>, t: Thread) -> 
     let reversed = shuffle(Shuffle::Idx, count, Reg::<u32>::from(31) - t.lane);
     let (lane, above) = first_reaching(reversed, need.into(), t.lane);
     Crossing { bin: Reg::<u32>::from(31) - lane, above }
+}
+
+/// Where a running count from the top down crosses a target, and what surrounds it.
+#[derive(Clone, Copy)]
+pub struct WarpCrossing {
+    /// The bin in which it does; meaningless if the total is below the target.
+    pub bin: Reg<u32>,
+    /// The count in the bins above that one.
+    pub above: Reg<u32>,
+    /// The count in that bin.
+    pub here: Reg<u32>,
+    /// The count in all bins.
+    pub total: Reg<u32>,
+}
+
+/// As [`find_topdown`] over [`WARP_BINS`] bins by one whole warp, without a barrier; 16-byte aligned bins.
+#[track_caller]
+pub fn find_topdown_in_warp(hist: SharedArray<u32>, need: impl Into<Reg<u32>>, lane: Reg<u32>) -> WarpCrossing {
+    const PER_LANE: u32 = WARP_BINS / 32;
+    assert!(hist.len() >= WARP_BINS);
+    let need = need.into();
+    // The highest bins first.
+    let first_bin = (Reg::<u32>::from(31) - lane) * PER_LANE;
+    let at = hist.ptr().at(first_bin);
+    let bins: Vec<Reg<u32>> = (0..PER_LANE / 4).flat_map(|i| at.offset(4 * i as i32).load_vec::<4>()).collect();
+    let sum = sum_pairwise(&bins);
+    let inclusive = warp_inclusive(sum, lane);
+    let total = broadcast(inclusive, 31u32);
+    let crossing_lane = ballot(inclusive.ge(need)).reverse_bits().clz().min(31);
+    let mut through = inclusive - sum;
+    let (mut bin, mut above, mut here) = (first_bin, through, bins[0]);
+    for i in (0..PER_LANE).rev() {
+        let reaches_here = through.lt(need);
+        bin = reaches_here.select::<u32>(first_bin + i, bin);
+        above = reaches_here.select::<u32>(through, above);
+        here = reaches_here.select::<u32>(bins[i as usize], here);
+        through = through + bins[i as usize];
+    }
+    let [bin, above, here] = [bin, above, here].map(|value| broadcast(value, crossing_lane));
+    WarpCrossing { bin, above, here, total }
+}
+
+/// The sum of some values in few dependent steps.
+#[track_caller]
+fn sum_pairwise(values: &[Reg<u32>]) -> Reg<u32> {
+    match values {
+        [one] => *one,
+        _ => {
+            let (left, right) = values.split_at(values.len() / 2);
+            sum_pairwise(left) + sum_pairwise(right)
+        }
+    }
 }

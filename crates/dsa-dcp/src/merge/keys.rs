@@ -1,54 +1,43 @@
 //! The candidates of a row in their total order, and the radix select of the K-th.
 
 use dsa_core::device::ownership::global_of;
-use dsa_core::device::radix::{BINS, LOW_BITS, count, find_low_digit, find_topdown};
-use dsa_core::device::scan::{block_sum, fill};
+use dsa_core::device::radix::{WARP_DIGIT_BITS, count, find_topdown_in_warp};
+use dsa_core::device::scan::fill;
 use ptx::*;
 
 use super::kernel::Merge;
-use crate::shape::ExchangeShape;
 
-/// Bits of the first digit of a complemented id.
-const ID_HIGH_BITS: u32 = BINS.trailing_zeros();
+/// Pairs of words that a thread looks at together.
+const PAIRS: u32 = 4;
+/// Ties whose order is found by comparing each with all; more take a radix select of their ids.
+pub(super) const TIES: u32 = 256;
 
-/// A candidate: `order16 << gid_bits | comp`.
+/// A word that a rank sent: never an empty one.
 #[derive(Clone, Copy)]
-pub(super) struct Key {
-    /// Its order16, 0 if empty.
+pub(super) struct Candidate<'a> {
+    /// Its order16.
     pub(super) order: Reg<u32>,
-    /// Its global id.
-    pub(super) gid: Reg<u32>,
-    /// The id's complement in `gid_bits` bits.
-    pub(super) comp: Reg<u32>,
+    /// Computes its global id where it is called.
+    pub(super) gid: &'a dyn Fn() -> Reg<u32>,
 }
 
-impl Key {
-    /// From a B' word and the bit 16 of its local index. Words come from elsewhere: whatever they are, the id is one that
-    /// the bitmap has.
-    pub(super) fn decode(shape: ExchangeShape, rank: Reg<u32>, word: Reg<u32>, high: Reg<u32>) -> Key {
-        let own = shape.ownership();
-        let local = (high << 16) | ((word & 0xFFFF) ^ 0xFFFF);
-        let gid = global_of(own, rank, local).min(shape.ids() as u32 - 1);
-        let ones = (1u32 << own.gid_bits()) - 1;
-        Key { order: word >> 16, gid, comp: gid ^ ones }
-    }
-
-    /// Greater than `k`, and not empty.
-    pub(super) fn above(self, k: Kth) -> Pred {
-        self.order.gt(k.order.get()) | (self.order.eq(k.order.get()) & self.comp.gt(k.comp.get()) & self.order.ne(0))
-    }
-
-    /// At least `k`, and not empty.
-    pub(super) fn reaches(self, k: Kth) -> Pred {
-        self.order.gt(k.order.get()) | (self.order.eq(k.order.get()) & self.comp.ge(k.comp.get()) & self.order.ne(0))
-    }
-}
-
-/// The K-th key; (0, 0) if there are fewer.
+/// The K-th candidate; (0, 0) if there are fewer.
 #[derive(Clone, Copy)]
 pub(super) struct Kth {
     pub(super) order: Var<u32>,
-    pub(super) comp: Var<u32>,
+    pub(super) gid: Var<u32>,
+}
+
+impl Kth {
+    /// The key comes before the K-th, and is not empty.
+    pub(super) fn is_below(self, order: Reg<u32>, gid: Reg<u32>) -> Pred {
+        order.gt(self.order.get()) | (order.eq(self.order.get()) & gid.lt(self.gid.get()) & order.ne(0))
+    }
+
+    /// The key is the K-th or comes before it, and is not empty.
+    pub(super) fn admits(self, order: Reg<u32>, gid: Reg<u32>) -> Pred {
+        order.gt(self.order.get()) | (order.eq(self.order.get()) & gid.le(self.gid.get()) & order.ne(0))
+    }
 }
 
 /// Which ranks are saturated; 0 in round 1.
@@ -60,104 +49,218 @@ pub(super) struct Saturated {
     pub(super) count: Reg<u32>,
 }
 
+/// Where a digit of the K-th candidate was found.
+struct Digit {
+    bin: Reg<u32>,
+    /// Candidates in higher bins.
+    above: Reg<u32>,
+    /// Candidates in its own.
+    here: Reg<u32>,
+    /// Candidates in all.
+    total: Reg<u32>,
+}
+
 impl Merge {
-    /// Word `j` of `rank` in shared memory, and the bit 16 of its local index.
-    pub(super) fn word(&self, rank: Reg<u32>, j: Reg<u32>) -> (Reg<u32>, Reg<u32>) {
-        let (n, row_words) = (self.n(), self.row_words());
-        let row = self.smem.words.ptr().at(rank * row_words);
-        let plane = row.at((j >> 5) + n).load();
-        (row.at(j).load(), (plane >> (j & 31)) & 1)
+    /// Local index of `word`, the `j`-th of a B' row of `slots` in shared memory.
+    pub(super) fn local_of_word(&self, row: Shared<u32>, slots: Reg<u32>, j: Reg<u32>, word: Reg<u32>) -> Reg<u32> {
+        let low = (word & 0xFFFF) ^ 0xFFFF;
+        if !self.has_planes() {
+            return low;
+        }
+        let plane = row.at((j >> 5) + slots).load();
+        (((plane >> (j & 31)) & 1) << 16) | low
     }
 
-    /// `body` for each candidate: the words of the ranks that are not saturated, and the lists of those that are. Warps
-    /// stay whole as long as `body` keeps them so; empty words are left out.
-    pub(super) fn for_each_key(&self, saturated: Saturated, body: impl Fn(Key)) {
-        let (n, shape, t) = (self.n(), self.shape.exchange(), self.t);
-        for_range(t.index, self.ranks() * n, t.threads, |i| {
-            let rank = i / n;
-            let (word, high) = self.word(rank, i - rank * n);
-            let silent = (saturated.mask >> rank) & 1;
-            when(word.ne(0) & silent.eq(0), || body(Key::decode(shape, rank, word, high)));
+    /// Whether a local index may need its bit 16.
+    fn has_planes(&self) -> bool {
+        self.shape.exchange().local_len_max() > 1 << 16
+    }
+
+    /// The B' row of `rank` in shared memory.
+    pub(super) fn row_of(&self, rank: Reg<u32>) -> Shared<u32> {
+        self.smem.words.ptr().at(rank * self.row_words())
+    }
+
+    /// `body` for each candidate: the words of the ranks that are not saturated, and the lists of those that are.
+    pub(super) fn for_each_candidate(&self, saturated: Saturated, body: impl Fn(Candidate<'_>)) {
+        let (n, own, t) = (self.n(), self.own(), self.t);
+        let (per_rank, total) = (n / 2, self.ranks() * n / 2);
+        let together = total.div_ceil(t.threads).min(PAIRS);
+        for_range(t.index, total, t.threads * together, |first| {
+            let loaded: Vec<_> = (0..together)
+                .map(|i| {
+                    let index = first + i * t.threads;
+                    let whole = total.is_multiple_of(t.threads * together) || i == 0;
+                    let live = if whole { Pred::constant(true) } else { index.lt(total) };
+                    let index = if whole { index } else { index.min(total - 1) };
+                    let rank = index / per_rank;
+                    let pair = index - rank * per_rank;
+                    (live, rank, pair, self.row_of(rank).at(pair * 2).load_vec::<2>())
+                })
+                .collect();
+            for (live, rank, pair, words) in loaded {
+                let asked = live & ((saturated.mask >> rank) & 1).eq(0);
+                for (e, word) in words.into_iter().enumerate() {
+                    let gid = || {
+                        let local = self.local_of_word(self.row_of(rank), n.into(), pair * 2 + e as u32, word);
+                        global_of(own, rank, local)
+                    };
+                    when(asked & word.ne(0), || body(Candidate { order: word >> 16, gid: &gid }));
+                }
+            }
         });
         let k = self.k();
         for_range(t.index, saturated.count * k, t.threads, |i| {
             let slot = i / k;
             let j = i - slot * k;
-            let list = self.list(slot);
-            let strong = LoadMode::relaxed(Scope::Sys);
-            let word = list.at(j).load_as(strong);
+            let word = self.list_word(slot, j);
             when(word.ne(0), || {
-                let plane = list.at((j >> 5) + k).load_as(strong);
-                body(Key::decode(shape, self.smem.owner.at(slot).load(), word, (plane >> (j & 31)) & 1));
+                let gid = || {
+                    let high = (self.list_word(slot, (j >> 5) + k) >> (j & 31)) & 1;
+                    let local = (high << 16) | ((word & 0xFFFF) ^ 0xFFFF);
+                    global_of(own, self.smem.owner.at(slot).load(), local)
+                };
+                body(Candidate { order: word >> 16, gid: &gid });
             });
         });
     }
 
-    /// Finds the K-th candidate and one id that is not below any. All threads call it together; the candidates must be in
-    /// place.
+    /// Clears what [`find_kth`](Merge::find_kth) counts in; a CTA barrier must follow.
+    pub(super) fn clear_counts(&self) {
+        self.smem.digits.iter().for_each(|bins| fill(*bins, 0, self.t));
+        when(self.t.index.eq(0), || self.smem.tie_count.at(0).store(0u32));
+    }
+
+    /// Counts the upper digit of every candidate, once [cleared](Merge::clear_counts); a CTA barrier must follow.
+    pub(super) fn count_upper(&self, saturated: Saturated) {
+        self.for_each_candidate(saturated, |candidate| self.count_upper_of(candidate.order));
+    }
+
+    /// Counts the upper digit of one candidate.
+    pub(super) fn count_upper_of(&self, order: Reg<u32>) {
+        count(self.smem.digits[0].at(order >> WARP_DIGIT_BITS));
+    }
+
+    /// Finds the K-th candidate, whose upper digits are counted. All threads call it together.
     pub(super) fn find_kth(&self, saturated: Saturated, kth: Kth) {
-        let (k, own, t) = (self.k(), self.own(), self.t);
-        let [first, second] = self.topk.bins();
-        let low = self.topk.low_bins();
-        let id_low_bits = own.gid_bits() - ID_HIGH_BITS;
-        self.topk.clear();
-        sync_threads(); // ORDER: the cleared bins, before keys are counted.
-        let (mine, last) = (Var::<u32>::new(0u32), Var::<u32>::new(0u32));
-        self.for_each_key(saturated, |key| {
-            count(first.at(key.order >> LOW_BITS));
-            mine.add(1);
-            last.set(last.get().max(key.gid));
-        });
-        let last = redux(Redux::MaxU32, last.get());
-        let cell = self.smem.last_id.at(0);
-        when(t.lane.eq(0), || cell.reduce(Atomic::Max, Sem::Relaxed(Scope::Cta), last));
-        // Its barrier also orders the counts, and the largest id before its readers.
-        let total = block_sum(mine.get(), self.topk.scratch(), t);
+        let k = self.k();
+        let upper = self.find_digit(0, k.into());
         kth.order.set(0u32);
-        kth.comp.set(0u32);
-        when(total.ge(k), || {
-            let high = find_topdown(first, k, self.smem.group_sums, t);
-            self.for_each_key(saturated, |key| {
-                when((key.order >> LOW_BITS).eq(high.bin), || count(low.at(key.order & ((1 << LOW_BITS) - 1))));
+        kth.gid.set(0u32);
+        when(upper.total.ge(k), || {
+            self.for_each_candidate(saturated, |candidate| {
+                let here = (candidate.order >> WARP_DIGIT_BITS).eq(upper.bin);
+                let digit = candidate.order & ((1 << WARP_DIGIT_BITS) - 1);
+                when(here, || count(self.smem.digits[1].at(digit)));
             });
-            sync_threads(); // ORDER: the low digits counted, before they are summed; the first bins read, before they are cleared.
-            fill(first, 0, t);
-            let need = Reg::<u32>::from(k) - high.above;
-            let digit = find_low_digit(low.at(t.lane).load(), need, t);
-            let (order, ties) = ((high.bin << LOW_BITS) | digit.bin, need - digit.above);
-
-            // Of the keys with that order16 the `ties` lowest ids: the largest complements.
-            self.for_each_key(saturated, |key| {
-                when(key.order.eq(order), || count(second.at(key.comp >> id_low_bits)));
-            });
-            sync_threads(); // ORDER: the ties counted, before they are summed; the first bins cleared, before they are counted in.
-            let high = find_topdown(second, ties, self.smem.group_sums, t);
-            self.for_each_key(saturated, |key| {
-                let here = key.order.eq(order) & (key.comp >> id_low_bits).eq(high.bin);
-                when(here, || count(first.at(key.comp & ((1 << id_low_bits) - 1))));
-            });
-            sync_threads(); // ORDER: the last digits counted, before they are summed.
-            let last = find_topdown(first, ties - high.above, self.smem.group_sums, t);
+            sync_threads(); // ORDER: the lower digits counted, before they are summed.
+            let need = Reg::<u32>::from(k) - upper.above;
+            let lower = self.find_digit(1, need);
+            let order = (upper.bin << WARP_DIGIT_BITS) | lower.bin;
             kth.order.set(order);
-            kth.comp.set((high.bin << id_low_bits) | last.bin);
+            // Of the keys with that order16 the `ties` lowest ids.
+            let ties = need - lower.above;
+            when_else(
+                lower.here.le(TIES),
+                || kth.gid.set(self.find_tie(saturated, order, lower.here, ties)),
+                || kth.gid.set(self.find_tie_by_radix(saturated, order, ties)),
+            );
         });
     }
 
-    /// The ranks all of whose words are above the K-th candidate of round 1.
-    pub(super) fn find_saturated(&self, kth: Kth) -> Reg<u32> {
-        let (n, shape, t) = (self.n(), self.shape.exchange(), self.t);
-        for_range(t.index, self.ranks() * n, t.threads, |i| {
-            // A warp's lanes have words of one rank.
-            let rank = i / n;
-            let (word, high) = self.word(rank, i - rank * n);
-            let hides_none = !all(Key::decode(shape, rank, word, high).above(kth));
-            when(hides_none & t.lane.eq(0), || {
-                self.smem.unsaturated.at(rank).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), 1u32);
+    /// Where `digits[which]` counted from the top reaches `need`. Contains a CTA barrier.
+    fn find_digit(&self, which: usize, need: Reg<u32>) -> Digit {
+        let Merge { smem, t, .. } = self;
+        let found = smem.found[which];
+        when(t.warp.eq(0), || {
+            let crossing = find_topdown_in_warp(smem.digits[which], need, t.lane);
+            let words = [crossing.bin, crossing.above, crossing.here, crossing.total];
+            when(t.lane.eq(0), || found.ptr().store_vec(words));
+        });
+        sync_threads(); // ORDER: what warp 0 found, before every warp reads it.
+        let [bin, above, here, total] = found.ptr().load_vec::<4>();
+        Digit { bin, above, here, total }
+    }
+
+    /// The `rank`-th lowest id (from 1) of the `count` candidates whose order16 is `order`: each is compared with all.
+    fn find_tie(&self, saturated: Saturated, order: Reg<u32>, count: Reg<u32>, rank: Reg<u32>) -> Reg<u32> {
+        let Merge { smem, t, .. } = self;
+        self.for_each_candidate(saturated, |candidate| {
+            when(candidate.order.eq(order), || {
+                let slot = smem.tie_count.at(0).atomic(Atomic::Add, Sem::Relaxed(Scope::Cta), 1u32);
+                smem.ties.at(slot).store((candidate.gid)());
             });
         });
-        sync_threads(); // ORDER: every warp's verdicts, before they are read.
-        let unsaturated = Var::new(1u32);
-        when(t.lane.lt(self.ranks()), || unsaturated.set(self.smem.unsaturated.at(t.lane).load()));
-        ballot(unsaturated.get().eq(0))
+        // What the last vector holds beyond them comes after all.
+        when(t.index.lt(4), || smem.ties.at(count + t.index).store(u32::MAX));
+        sync_threads(); // ORDER: every tie, before they are compared.
+        when(t.index.lt(count), || {
+            let mine = smem.ties.at(t.index).load();
+            let before = Var::new(0u32);
+            for_range(0u32, count, 4u32, |i| {
+                let others = smem.ties.at(i).load_vec::<4>();
+                let [a, b, c, d] = others.map(|other| other.lt(mine).as_u32());
+                before.add((a + b) + (c + d));
+            });
+            when((before.get() + 1).eq(rank), || smem.tie.at(0).store(mine));
+        });
+        sync_threads(); // ORDER: the tie, before every warp reads it.
+        smem.tie.at(0).load()
+    }
+
+    /// As [`find_tie`](Merge::find_tie) for any number of them.
+    fn find_tie_by_radix(&self, saturated: Saturated, order: Reg<u32>, rank: Reg<u32>) -> Reg<u32> {
+        let bits = self.own().gid_bits();
+        // The lowest ids have the highest complements.
+        let ones = (1u32 << bits) - 1;
+        let (mut prefix, mut need, mut unknown) = (Reg::<u32>::from(0), rank, bits);
+        while unknown > 0 {
+            let width = unknown.min(WARP_DIGIT_BITS);
+            let shift = unknown - width;
+            fill(self.smem.digits[0], 0, self.t);
+            sync_threads(); // ORDER: the cleared bins, before keys are counted.
+            self.for_each_candidate(saturated, |candidate| {
+                when(candidate.order.eq(order), || {
+                    let comp = (candidate.gid)() ^ ones;
+                    let digit = (comp >> shift) & ((1 << width) - 1);
+                    when((comp >> unknown).eq(prefix), || count(self.smem.digits[0].at(digit)));
+                });
+            });
+            sync_threads(); // ORDER: the digits counted, before they are summed.
+            let digit = self.find_digit(0, need);
+            prefix = (prefix << width) | digit.bin;
+            need = need - digit.above;
+            unknown = shift;
+        }
+        prefix ^ ones
+    }
+
+    /// The ranks all of whose words come before the K-th candidate of round 1.
+    pub(super) fn find_saturated(&self, kth: Kth) -> Reg<u32> {
+        let (n, own, t) = (self.n(), self.own(), self.t);
+        let precedes = |rank: Reg<u32>, j: Reg<u32>| {
+            let row = self.row_of(rank);
+            let word = row.at(j).load();
+            kth.is_below(word >> 16, global_of(own, rank, self.local_of_word(row, n.into(), j, word)))
+        };
+        // Seldom does even the last word, the smallest of a row of more than N keys.
+        let suspect = Var::new(0u32);
+        when(t.lane.lt(self.ranks()), || suspect.set(precedes(t.lane, (n - 1).into()).as_u32()));
+        let mask = Var::new(ballot(suspect.get().ne(0)));
+        when(mask.get().ne(0), || {
+            for_range(t.index, self.ranks() * n, t.threads, |i| {
+                // A warp's lanes have words of one rank.
+                let rank = i / n;
+                let hides_none = !all(precedes(rank, i - rank * n));
+                when(hides_none & t.lane.eq(0), || {
+                    self.smem.unsaturated.at(rank).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), 1u32);
+                });
+            });
+            sync_threads(); // ORDER: every warp's verdicts, before they are read.
+            let unsaturated = Var::new(1u32);
+            when(t.lane.lt(self.ranks()), || unsaturated.set(self.smem.unsaturated.at(t.lane).load()));
+            mask.set(ballot(unsaturated.get().eq(0)));
+        });
+        mask.get()
     }
 }

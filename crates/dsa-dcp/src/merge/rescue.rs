@@ -9,8 +9,16 @@ use super::kernel::Merge;
 use crate::layout::LATE_LIST;
 
 impl Merge {
+    /// Word `j` of the list in rescue slot `slot`, once [rescued](Merge::rescue).
+    pub(super) fn list_word(&self, slot: Reg<u32>, j: Reg<u32>) -> Reg<u32> {
+        match self.smem.lists {
+            Some(lists) => lists.at(slot.mad(self.list_words(), j)).load(),
+            None => self.list(slot).at(j).load_as(LoadMode::relaxed(Scope::Sys)),
+        }
+    }
+
     /// The list in rescue slot `slot` of this row, in this rank's memory.
-    pub(super) fn list(&self, slot: Reg<u32>) -> Global<u32> {
+    fn list(&self, slot: Reg<u32>) -> Global<u32> {
         let at = self.row.mad(self.slots(), slot).mul_wide(self.list_words());
         self.p.memory.byte_at(self.p.rescue_at).cast::<u32>().at64(at)
     }
@@ -25,6 +33,14 @@ impl Merge {
         when(((mask >> self.p.rank) & 1).ne(0), || self.push_list(mask, sequence));
         when(t.warp.eq(0), || self.wait_for_lists(mask, sequence));
         sync_threads(); // ORDER: the lists acquired by warp 0 and the owners, before every warp reads them.
+        if let Some(lists) = self.smem.lists {
+            let from = self.list(0.into());
+            for_range(t.index, mask.popc() * (self.list_words() / 4), t.threads, |vector| {
+                let words = from.at(vector * 4).load_vec_as::<4>(LoadMode::relaxed(Scope::Sys));
+                lists.at(vector * 4).store_vec(words);
+            });
+            sync_threads(); // ORDER: the copies, before they are read.
+        }
     }
 
     /// Rescue slot of a saturated rank.

@@ -48,6 +48,8 @@ pub struct Spec {
     /// How long a kernel waits.
     pub poll: Duration,
     pub hold: bool,
+    /// Whether the merge writes ids.
+    pub ids: bool,
 }
 
 impl Spec {
@@ -65,6 +67,7 @@ impl Spec {
             foreign: false,
             poll: Duration::from_millis(200),
             hold: false,
+            ids: true,
         }
     }
 
@@ -82,7 +85,7 @@ impl Spec {
 
     pub fn merge(&self) -> MergeShape {
         let shape = MergeShape::new(self.exchange(), self.q, self.page).unwrap();
-        shape.with_ids(true).with_hold(self.hold).with_foreign_logits(self.foreign)
+        shape.with_ids(self.ids).with_hold(self.hold).with_foreign_logits(self.foreign)
     }
 }
 
@@ -437,7 +440,7 @@ impl Layer {
             kv: self.kv(),
             rows_out: buffers.rows_out.view(..total * topk).unwrap(),
             valid_out: buffers.valid_out.view(..total).unwrap(),
-            ids: Some(buffers.ids.view(..total * topk).unwrap()),
+            ids: self.spec.ids.then(|| buffers.ids.view(..total * topk).unwrap()),
         }
     }
 
@@ -474,12 +477,12 @@ impl Layer {
             rows.extend(owned);
             let mut selected: Vec<i32> = selected.into_iter().map(|id| id as i32).collect();
             selected.resize(topk, -1);
-            ids.extend(selected);
+            ids.extend(if self.spec.ids { selected } else { vec![POISON32; topk] });
         }
         [ids, rows, counts]
     }
 
-    /// What `rank` has written; what follows each output must be poison.
+    /// What `rank` has written; what follows each output must be poison, and so must ids that nobody writes.
     pub fn read(&self, group: &Group, rank: usize) -> [Vec<i32>; 3] {
         let (buffers, stream) = (&self.buffers[rank], &group.ranks[rank].stream);
         [&buffers.ids, &buffers.rows_out, &buffers.valid_out].map(|output| {
@@ -522,7 +525,8 @@ impl Layer {
     /// Every output of `rank` is empty.
     pub fn is_empty(&self, group: &Group, rank: usize) -> bool {
         let [ids, rows, counts] = self.read(group, rank);
-        ids.iter().chain(&rows).all(|x| *x == -1) && counts.iter().all(|x| *x == 0)
+        let no_id = if self.spec.ids { -1 } else { POISON32 };
+        ids.iter().all(|x| *x == no_id) && rows.iter().all(|x| *x == -1) && counts.iter().all(|x| *x == 0)
     }
 }
 
