@@ -68,6 +68,9 @@ use crate::shape::ExchangeShape;
 /// Rescue lists of up to this many words are searched in shared memory: 32 KB, so that CTAs still share a multiprocessor.
 const LIST_WORDS_SHARED_MAX: usize = 8192;
 
+/// Polls of a thread at a time that two CTAs' registers allow.
+const POLLS_OF_TWO_CTAS: u32 = 5;
+
 /// Shared memory of one CTA.
 fn shared_bytes_max() -> usize {
     Target::Sm90a.shared_bytes_max() as usize
@@ -165,6 +168,13 @@ impl MergeShape {
     /// Threads of a CTA.
     pub fn threads(&self) -> u32 {
         512
+    }
+
+    /// CTAs that share a multiprocessor: two, unless one thread's polls take the registers of both, or the ids the memory.
+    pub(crate) fn ctas(&self) -> u32 {
+        let pairs = (self.exchange.ranks() * self.exchange.slots().pairs()) as u32;
+        let few_registers = poll::polls(pairs, self.threads()) <= POLLS_OF_TWO_CTAS;
+        if few_registers && 2 * self.shared_bytes() <= shared_bytes_max() { 2 } else { 1 }
     }
 
     /// Groups of 128 ids, each 128 bits of the bitmap.

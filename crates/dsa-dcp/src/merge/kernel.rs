@@ -122,7 +122,7 @@ impl Smem {
 /// # Errors
 /// Only if the builder's verifier refuses the result, which is a defect here.
 pub fn build(shape: &MergeShape, target: Target) -> Result<Kernel<MergeArgs>, VerifyError> {
-    let bounds = LaunchBounds::threads(shape.threads());
+    let bounds = LaunchBounds::threads(shape.threads()).min_ctas(shape.ctas());
     let shape = *shape;
     ptx::build::<MergeArgs>(&shape.name(), target, bounds, |p| {
         let t = Thread::current();

@@ -9,17 +9,15 @@ use crate::layout::{LATE_WORDS, STATUS_WORDS};
 /// Most pairs that a thread polls at a time.
 const POLLS_MAX: u32 = 10;
 
+/// Pairs of `total` that each of `threads` threads polls at a time.
+pub(super) fn polls(total: u32, threads: u32) -> u32 {
+    total.div_ceil(threads).min(POLLS_MAX)
+}
+
 /// A pair on its way.
 struct Poll {
-    live: Pred,
-    /// It is live and no pair of planes.
-    holds_keys: Pred,
-    rank: Reg<u32>,
     at: Global<u64>,
-    word: Shared<u32>,
-    w0: Var<u32>,
-    w1: Var<u32>,
-    here: Var<u32>,
+    words: [Var<u32>; 2],
 }
 
 impl Merge {
@@ -31,51 +29,53 @@ impl Merge {
         let first_rank = (epoch & 1) * self.ranks();
         let start = globaltimer();
         // All of them under way together, unless that takes too many registers.
-        let together = total.div_ceil(t.threads).min(POLLS_MAX);
+        let together = polls(total, t.threads);
         for_range(0u32, total, t.threads * together, |base| {
-            let poll = |i: u32| {
-                let index = base + t.index + i * t.threads;
-                let live = index.lt(total);
-                let index = index.min(total - 1);
-                let rank = index / pairs;
-                let pair = index - rank * pairs;
+            let index = |i: usize| base + t.index + i as u32 * t.threads;
+            // Beyond the end the last pair once more, so that warps stay whole.
+            let clamped = |i: usize| index(i).min(total - 1);
+            let poll = |i: usize| {
+                let rank = clamped(i) / pairs;
+                let pair = clamped(i) - rank * pairs;
                 let slot = (first_rank + rank).mad_wide(p.slot_rows, row.to_u64());
                 let at = p.memory.byte_at(slot * (pairs * PAIR_BYTES as u32)).at(pair * 2);
-                let word = smem.words.ptr().at(index * 2);
-                let holds_keys = live & pair.lt(self.n() / 2);
-                let [w0, w1, here] = [(); 3].map(|()| Var::new(0u32));
-                Poll { live, holds_keys, rank, at, word, w0, w1, here }
+                Poll { at, words: [(); 2].map(|()| Var::new(0u32)) }
             };
-            let polls: Vec<Poll> = (0..together).map(poll).collect();
+            let polls: Vec<Poll> = (0..together as usize).map(poll).collect();
             repeat(|l| {
                 // ORDER: none. Each half is this call's iff its epoch is. All loads are under way together.
                 let load = |poll: &Poll| poll.at.load_vec_as::<2>(LoadMode::relaxed(Scope::Sys));
                 let loaded: Vec<_> = polls.iter().map(load).collect();
-                for (poll, [a, b]) in polls.iter().zip(loaded) {
-                    let ((w0, e0), (w1, e1)) = (a.unpack(), b.unpack());
-                    poll.w0.set(w0);
-                    poll.w1.set(w1);
-                    poll.here.set((!poll.live | (e0.eq(epoch) & e1.eq(epoch))).as_u32());
-                }
-                let here = polls.iter().map(|poll| poll.here.get()).reduce(|a, b| a & b).expect("some poll");
-                let ready = here.ne(0);
+                let is_here = |(poll, halves): (&Poll, [Reg<u64>; 2])| {
+                    let [(w0, e0), (w1, e1)] = halves.map(Reg::unpack);
+                    poll.words[0].set(w0);
+                    poll.words[1].set(w1);
+                    e0.eq(epoch) & e1.eq(epoch)
+                };
+                let here: Vec<Pred> = polls.iter().zip(loaded).map(is_here).collect();
+                let ready = here.iter().copied().reduce(|a, b| a & b).expect("some poll");
                 l.break_if(all(ready));
                 let expired = any((globaltimer() - start).gt(p.timeout_ns));
                 when(expired, || {
-                    let missing = polls
+                    let missing = here
                         .iter()
+                        .enumerate()
                         .rev()
-                        .fold(Reg::<u32>::from(0), |rank, poll| poll.here.get().eq(0).select::<u32>(poll.rank, rank));
+                        .fold(Reg::<u32>::from(0), |rank, (i, here)| here.select::<u32>(rank, clamped(i) / pairs));
                     self.note_late(LATE_WORDS, !ready, missing, epoch);
                 });
                 l.break_if(expired);
             });
-            for poll in &polls {
-                let words = [poll.w0.get(), poll.w1.get()];
-                when(poll.live, || poll.word.store_vec(words));
-                for word in words {
-                    when(poll.holds_keys & word.ne(0), || self.count_upper_of(word >> 16));
-                }
+            for (i, poll) in polls.iter().enumerate() {
+                let words = poll.words.map(Var::get);
+                when(index(i).lt(total), || {
+                    smem.words.ptr().at(index(i) * 2).store_vec(words);
+                    // The last pairs of a rank are planes.
+                    let holds_keys = (index(i) % pairs).lt(self.n() / 2);
+                    for word in words {
+                        when(holds_keys & word.ne(0), || self.count_upper_of(word >> 16));
+                    }
+                });
             }
         });
     }
