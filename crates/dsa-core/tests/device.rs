@@ -8,8 +8,9 @@ use dsa_core::device::radix::{BINS, LOW_BINS, WARP_BINS, count, find_low_digit, 
 use dsa_core::device::scan::{Thread, block_exclusive, block_sum, fill, warp_inclusive, warp_prefix};
 use dsa_core::generate::SplitMix64;
 use dsa_core::numerics::{bf16, e4m3, order16};
-use gpu::{Device, LaunchConfig};
+use gpu::LaunchConfig;
 use ptx::*;
+use test_devices::every_device;
 
 kernel_args! {
     /// `out[i] = f(in[i])`
@@ -24,15 +25,6 @@ kernel_args! {
 }
 
 const THREADS: u32 = 256;
-
-fn devices() -> Vec<Device> {
-    let mut devices = vec![Device::simulated(gpu::SimConfig::default())];
-    match Device::cuda(0) {
-        Ok(device) => devices.push(device),
-        Err(error) => println!("SKIPPED: no CUDA device ({error})"),
-    }
-    devices
-}
 
 /// Checks `device_form` on groups of `WORDS` inputs against `host_form`.
 #[track_caller]
@@ -51,7 +43,7 @@ fn check_map<const WORDS: usize>(
     })
     .unwrap();
     let flat: Vec<u32> = input.iter().flatten().copied().collect();
-    for device in devices() {
+    for device in every_device() {
         let stream = device.stream().unwrap();
         let (out, source) = (device.alloc::<u32>(input.len()).unwrap(), device.upload(&flat).unwrap());
         let args = MapArgs { out: out.ptr(), input: source.ptr(), n: input.len() as u32 };
@@ -261,7 +253,7 @@ fn run_block(
         }
     })
     .unwrap();
-    devices()
+    every_device()
         .into_iter()
         .map(|device| {
             let stream = device.stream().unwrap();

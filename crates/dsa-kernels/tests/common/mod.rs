@@ -13,6 +13,7 @@ pub use mutant::*;
 pub use producer::*;
 pub use scoring::*;
 pub use selecting::*;
+pub use test_devices::*;
 
 use dsa_core::consts::KEYS_PER_TOP;
 use dsa_core::layout::fp8_page;
@@ -31,47 +32,6 @@ pub const POISON16: u16 = u16::from_ne_bytes([POISON; 2]);
 pub const POISON32: i32 = i32::from_ne_bytes([POISON; 4]);
 /// Elements after each buffer that must keep the poison.
 pub const GUARD: usize = 64;
-
-/// Runs `body` on the simulator, and on a GPU if there is one.
-pub fn on_every_device(body: impl Fn(&Device)) {
-    body(&Device::simulated(sim_config()));
-    on_gpu(body);
-}
-
-/// Runs `body` on a GPU if there is one, else says so.
-pub fn on_gpu(body: impl Fn(&Device)) {
-    match Device::cuda(0) {
-        Ok(device) => body(&device),
-        Err(error) => println!("SKIPPED: no CUDA device ({error})"),
-    }
-}
-
-/// Runs `body` on the simulator with fixed orders and with `seeds` random ones, and on a GPU if there is one.
-pub fn in_every_order(seeds: u64, body: impl Fn(&Device)) {
-    for config in orders(seeds) {
-        body(&Device::simulated(config));
-    }
-    on_gpu(body);
-}
-
-/// Fixed orders with asynchronous operations late and early, and `seeds` random ones.
-pub fn orders(seeds: u64) -> Vec<gpu::SimConfig> {
-    let early = gpu::SimConfig { timing: ptx_sim::Timing::Early, ..gpu::SimConfig::default() };
-    [sim_config(), early].into_iter().chain((1..=seeds).map(gpu::SimConfig::seeded)).collect()
-}
-
-/// A simulated device, seeded by `SIM_SEED` if that is set.
-pub fn sim_config() -> gpu::SimConfig {
-    match std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => gpu::SimConfig::seeded(seed),
-        None => gpu::SimConfig::default(),
-    }
-}
-
-/// `simulated` on the simulator, `gpu` on a GPU: the same claim at the size that the device affords.
-pub fn sized<T>(device: &Device, simulated: T, gpu: T) -> T {
-    if device.info().simulated { simulated } else { gpu }
-}
 
 /// A step's inputs of score on a device.
 pub struct Inputs {

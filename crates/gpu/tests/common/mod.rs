@@ -1,34 +1,9 @@
 //! Devices and kernels that several test files share.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, unused_imports)] // each test binary uses its part
 
-use gpu::{Device, Error};
+use gpu::Error;
 use ptx::*;
-
-/// Runs `test` on every device there is: the simulator, and CUDA device 0 if it can be used.
-pub fn on_every_device(test: impl Fn(&Device)) {
-    test(&simulated());
-    if let Some(device) = cuda() {
-        test(&device);
-    }
-}
-
-/// A fresh simulated device.
-pub fn simulated() -> Device {
-    Device::simulated(gpu::SimConfig::default())
-}
-
-/// CUDA device 0, or `None` and a line that says why not.
-pub fn cuda() -> Option<Device> {
-    let device = Device::cuda(0).and_then(|d| d.target().map(|_| d));
-    match device {
-        Ok(device) => Some(device),
-        Err(error) if error.is_unavailable() => {
-            eprintln!("SKIPPED: no CUDA device ({error})");
-            None
-        }
-        Err(error) => panic!("the CUDA device is present but unusable: {error}"),
-    }
-}
+pub use test_devices::{cuda, on_every_device, simulated};
 
 kernel_args! {
     /// `y += a * x`

@@ -12,6 +12,7 @@ use kimi_decode::check::device_dot;
 use kimi_decode::{
     Error, FusedIndexer, IndexerConfig, IndexerScratch, LayerSpec, ScratchSpec, Selected, Step, StepShape, StepTable,
 };
+pub use test_devices::cuda;
 
 /// The simulator in its own order and in two random ones, and a GPU if there is one.
 pub fn devices() -> Vec<Device> {
@@ -20,14 +21,8 @@ pub fn devices() -> Vec<Device> {
         Device::simulated(SimConfig::seeded(1)),
         Device::simulated(SimConfig { sms: 7, ..SimConfig::seeded(2) }),
     ];
-    devices.extend(gpu());
+    devices.extend(cuda());
     devices
-}
-
-/// A GPU that kernels can be built for.
-pub fn gpu() -> Option<Device> {
-    let found = Device::cuda(0).and_then(|device| device.target().map(|_| device));
-    found.map_err(|error| println!("SKIPPED on CUDA: {error}")).ok()
 }
 
 /// The spec of a layer over a step's caches.

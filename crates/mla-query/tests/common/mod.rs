@@ -13,6 +13,7 @@ use dsa_core::oracle::mla_query::{self as oracle, Approximate, QueryNorm};
 use gpu::{Buffer, Device, Stream};
 use mla_query::{MlaCache, MlaError, MlaQuery, MlaShape, MlaStep, MlaWeights};
 use ptx_sim::numeric::{approx, float};
+pub use test_devices::*;
 
 /// What outputs hold before a run.
 pub const POISON: u8 = 0xA5;
@@ -20,34 +21,6 @@ pub const POISON: u8 = 0xA5;
 pub const GUARD: usize = 64;
 /// Epsilon of both norms.
 pub const EPS: f32 = 1e-5;
-
-/// Runs `body` on the simulator, and on a GPU if there is one.
-pub fn on_every_device(body: impl Fn(&Device)) {
-    body(&Device::simulated(sim_config()));
-    on_gpu(body);
-}
-
-/// Runs `body` on a GPU if there is one, else says so.
-pub fn on_gpu(body: impl Fn(&Device)) {
-    match Device::cuda(0) {
-        Ok(device) => body(&device),
-        Err(error) => println!("SKIPPED: no CUDA device ({error})"),
-    }
-}
-
-/// A simulated device, seeded by `SIM_SEED` if that is set.
-pub fn sim_config() -> gpu::SimConfig {
-    match std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => gpu::SimConfig::seeded(seed),
-        None => gpu::SimConfig::default(),
-    }
-}
-
-/// Fixed orders with asynchronous operations late and early, and `seeds` random ones.
-pub fn orders(seeds: u64) -> Vec<gpu::SimConfig> {
-    let early = gpu::SimConfig { timing: ptx_sim::Timing::Early, ..gpu::SimConfig::default() };
-    [sim_config(), early].into_iter().chain((1..=seeds).map(gpu::SimConfig::seeded)).collect()
-}
 
 /// The hardware's `rsqrt.approx`, and `div.full` by an immediate: a product with the rounded reciprocal.
 pub fn hardware() -> Approximate<'static> {
