@@ -73,6 +73,7 @@ fn mla_shapes() -> Vec<MlaShape> {
 fn local_topk_shapes() -> Vec<LocalTopkShape> {
     let shape = |n| LocalTopkShape::new(n, 4096).unwrap();
     let mut shapes: Vec<_> = (128..4096).step_by(128).map(|n| shape(n).with_push(8).unwrap()).collect();
+    shapes.extend(TOPKS.map(|topk| LocalTopkShape::full(topk as usize).unwrap()));
     for n in [128, 256, 512] {
         shapes.extend([1, 2, 3, 4, 16].map(|ranks| shape(n).with_push(ranks).unwrap()));
         shapes.extend([shape(n), shape(n).with_push(8).unwrap().with_foreign_logits(true)]);

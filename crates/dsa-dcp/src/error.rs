@@ -55,6 +55,15 @@ pub enum DcpError {
         /// Why.
         reason: String,
     },
+    /// An all-gather that did not end in time. Nothing more is gathered until
+    /// [`reset`](crate::GatheredExchange::reset).
+    #[error("rank {rank} waited {limit:?} in vain for the all-gather of the top-k candidates: reset the exchange")]
+    GatherLate {
+        /// This rank.
+        rank: usize,
+        /// How long was waited.
+        limit: std::time::Duration,
+    },
     /// A rank that cannot take part in the group's all-gather.
     #[error("rank {rank} cannot gather: {reason}")]
     NoAllGather {

@@ -57,6 +57,21 @@ impl std::fmt::Debug for Exchange {
     }
 }
 
+/// Every rank of `group` has the same shape. Collective.
+pub(crate) fn agree_on_shape(group: &dyn Rendezvous, shape: ExchangeShape, limit: Duration) -> Result<(), DcpError> {
+    if group.ranks() != shape.ranks() {
+        return Err(DcpError::GroupSize { group: group.ranks(), shape: shape.ranks() });
+    }
+    let rank = group.rank();
+    for (peer, theirs) in group.all_gather(&shape.encode(), limit)?.iter().enumerate() {
+        if *theirs != shape.encode() {
+            let (ours, theirs) = (shape.to_string(), ExchangeShape::describe(theirs));
+            return Err(DcpError::PeerMismatch { rank, peer, ours, theirs });
+        }
+    }
+    Ok(())
+}
+
 impl Exchange {
     /// Sets up the exchange of `group` on `device`. Collective: every rank calls it with the same shape.
     ///
@@ -76,16 +91,7 @@ impl Exchange {
         shape: ExchangeShape,
         limits: Limits,
     ) -> Result<Self, DcpError> {
-        if group.ranks() != shape.ranks() {
-            return Err(DcpError::GroupSize { group: group.ranks(), shape: shape.ranks() });
-        }
-        let rank = group.rank();
-        for (peer, theirs) in group.all_gather(&shape.encode(), limits.collective)?.iter().enumerate() {
-            if *theirs != shape.encode() {
-                let (ours, theirs) = (shape.to_string(), ExchangeShape::describe(theirs));
-                return Err(DcpError::PeerMismatch { rank, peer, ours, theirs });
-            }
-        }
+        agree_on_shape(&*group, shape, limits.collective)?;
         let words = SymmetricLayout::new(shape).bytes().div_ceil(8);
         // Zeroed before any peer learns the address.
         let memory = Arc::new(device.alloc_zeros::<u64>(words)?);

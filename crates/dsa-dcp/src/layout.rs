@@ -28,6 +28,8 @@ pub const STATUS_WORDS: usize = 4;
 pub const LATE_WORDS: u32 = 1;
 /// `what` of a list that is late.
 pub const LATE_LIST: u32 = 2;
+/// `what` of a gather that the host gave up on; it knows no row and no rank.
+pub const LATE_GATHER: u32 = 0x100;
 
 /// `what` of query rows that are late.
 pub const LATE_QUERY: u32 = 3;

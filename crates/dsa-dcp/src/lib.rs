@@ -13,7 +13,9 @@
 pub mod all_gather;
 pub mod error;
 pub mod exchange;
+pub mod gathered;
 pub mod layout;
+pub mod local_ends;
 pub mod mailbox;
 pub mod merge;
 pub mod rendezvous;
@@ -22,6 +24,8 @@ pub mod shape;
 pub use all_gather::{AllGather, NcclAllGather};
 pub use error::{DcpError, Waiting};
 pub use exchange::{Exchange, Limits};
+pub use gathered::{GatheredExchange, GatheredStep, GatheredTopk};
+pub use local_ends::LocalEnds;
 pub use mailbox::{Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox};
 pub use merge::{ExchangeMerge, MergeShape, MergeStep};
 pub use rendezvous::{InProcess, Rendezvous, RendezvousError, TcpRendezvous};

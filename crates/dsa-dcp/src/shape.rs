@@ -38,12 +38,25 @@ impl ExchangeShape {
     /// The first violated limit.
     pub fn new(own: Ownership, rows: usize, n: usize, topk: usize, context_len_max: usize) -> Result<Self, DcpError> {
         LocalTopkShape::new(n, topk)?;
+        let local_len_max = own.local_len_max(context_len_max)?;
+        ExchangeShape { own, rows, n, topk, context_len_max, local_len_max }.with_rows(rows)
+    }
+
+    /// The same exchange for steps of other sizes. Kernels do not depend on it.
+    ///
+    /// # Errors
+    /// [`DcpError::RowsOutOfRange`].
+    pub fn with_rows(self, rows: usize) -> Result<Self, DcpError> {
         let max = Q_MAX * REQUESTS_MAX;
         if !(1..=max).contains(&rows) {
             return Err(DcpError::RowsOutOfRange { rows, max });
         }
-        let local_len_max = own.local_len_max(context_len_max)?;
-        Ok(ExchangeShape { own, rows, n, topk, context_len_max, local_len_max })
+        Ok(ExchangeShape { rows, ..self })
+    }
+
+    /// Whether kernels built for one serve the other: all but the rows agrees.
+    pub fn shares_kernels(&self, other: &ExchangeShape) -> bool {
+        ExchangeShape { rows: other.rows, ..*self } == *other
     }
 
     /// The dealing of tokens to ranks.

@@ -55,14 +55,22 @@ impl LocalTopkShape {
     /// # Errors
     /// A top-k outside the limits; an `n` that is no multiple of 128 below it.
     pub fn new(n: usize, topk: usize) -> Result<Self, ShapeError> {
-        let multiple = |k: usize| k > 0 && k.is_multiple_of(TOPK_MULTIPLE);
-        if !multiple(topk) || topk > TOPK_MAX {
-            return Err(ShapeError::TopkUnsupported { topk });
-        }
-        if !multiple(n) || n >= topk {
+        let full = Self::full(topk)?;
+        if n == 0 || !n.is_multiple_of(TOPK_MULTIPLE) || n >= topk {
             return Err(ShapeError::LocalTopkUnsupported { n, topk });
         }
-        Ok(LocalTopkShape { n: n as u32, push_ranks: None, foreign: false })
+        Ok(LocalTopkShape { n: n as u32, ..full })
+    }
+
+    /// All `topk` keys that a top-k over all ranks can take from a row: what a rank sends that nobody will ask for more.
+    ///
+    /// # Errors
+    /// A top-k outside the limits.
+    pub fn full(topk: usize) -> Result<Self, ShapeError> {
+        if topk == 0 || !topk.is_multiple_of(TOPK_MULTIPLE) || topk > TOPK_MAX {
+            return Err(ShapeError::TopkUnsupported { topk });
+        }
+        Ok(LocalTopkShape { n: topk as u32, push_ranks: None, foreign: false })
     }
 
     /// Also pushes the rows to the slots of each of `ranks` ranks, this one's own included.

@@ -237,6 +237,19 @@ impl<'a, T: Pod> View<'a, T> {
         Ok(View::borrowed(self.device.clone(), address, end - start))
     }
 
+    /// The same memory as elements of another type.
+    ///
+    /// # Errors
+    /// [`Error::SizeMismatch`] unless it is whole elements of `U`, aligned for it.
+    pub fn cast<U: Pod>(&self) -> Result<View<'a, U>, Error> {
+        let (bytes, size) = (self.bytes() as usize, size_of::<U>().max(1));
+        if !bytes.is_multiple_of(size) || !self.address.is_multiple_of(align_of::<U>() as u64) {
+            let expected = bytes.next_multiple_of(size);
+            return Err(Error::SizeMismatch { what: "bytes of another element type", found: bytes, expected });
+        }
+        Ok(View::borrowed(self.device.clone(), self.address, bytes / size))
+    }
+
     /// Copies `values` into the memory in stream order and waits for it. Not for the hot path.
     ///
     /// # Errors

@@ -241,3 +241,20 @@ fn handles_work_from_any_thread() {
         stream.synchronize().unwrap();
     });
 }
+
+#[test]
+fn views_of_other_element_types_are_the_same_memory() {
+    on_every_device(|device| {
+        let stream = device.stream().unwrap();
+        let buffer = device.upload(&[0x0000_0002_0000_0001u64, 0x0000_0004_0000_0003]).unwrap();
+        let words = buffer.as_view().cast::<u32>().unwrap();
+        assert_eq!(words.copy_to_vec(&stream).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(
+            words.view(2..).unwrap().cast::<u64>().unwrap().copy_to_vec(&stream).unwrap(),
+            [0x0000_0004_0000_0003]
+        );
+        for refused in [words.view(..3).unwrap().cast::<u64>(), words.view(1..3).unwrap().cast()] {
+            assert!(matches!(error_of(refused), Error::SizeMismatch { .. }));
+        }
+    });
+}
