@@ -8,6 +8,7 @@ use dsa_core::Ownership;
 use dsa_core::consts::Q_MAX;
 use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_dcp::ExchangeShape;
+use dsa_dcp::local_ends;
 use dsa_dcp::merge::{self, MergeShape};
 use dsa_kernels::local_topk::{self, LocalTopkShape};
 use dsa_kernels::score::{self, ScoreShape};
@@ -44,6 +45,10 @@ fn specialisations() -> Vec<Specialisation> {
     }
     for shape in merge_shapes() {
         let kernel = merge::build(&shape, Target::Sm90a).unwrap();
+        all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
+    }
+    for (ranks, interleave) in [(1, 1), (3, 64), (8, 1), (16, 4)] {
+        let kernel = local_ends::build(Ownership::new(ranks, interleave).unwrap(), Target::Sm90a).unwrap();
         all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
     }
     for shape in mla_shapes() {
@@ -96,6 +101,10 @@ fn merge_shapes() -> Vec<MergeShape> {
     for flags in 1..8 {
         let (ids, hold, foreign) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
         shapes.push(shape(8, 1, 512, 2048, 4, 1).with_ids(ids).with_hold(hold).with_foreign_logits(foreign));
+    }
+    for (ranks, n, topk) in [(2, 512, 2048), (8, 256, 2048), (16, 512, 4096), (3, 128, 512)] {
+        let shape = shape(ranks, 1, n, topk, 1, 64).with_gathered(true);
+        shapes.extend([shape, shape.with_ids(true).with_hold(true).with_foreign_logits(true)]);
     }
     // Every other top-k.
     let others = (256..4096).step_by(256).filter(|topk| !TOPKS.contains(&(*topk as u32)));
@@ -378,14 +387,22 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         rank: 17,
         slot_rows: 18,
     };
+    let ends_args = local_ends::LocalEndsArgs {
+        ends: DevicePtr::from_address(1),
+        out: DevicePtr::from_address(2),
+        rows: 3,
+        rank: 4,
+        context_len_max: 5,
+    };
     let kinds = [
         ("score", packed),
         ("select", select_packed),
         ("mla", mla_packed),
         ("local_topk", ArgBuffer::pack(&local_args)),
         ("merge", ArgBuffer::pack(&merge_args)),
+        ("local_ends", ArgBuffer::pack(&ends_args)),
     ];
-    let mut seen = [0; 5];
+    let mut seen = kinds.each_ref().map(|_| 0);
     for one in specialisations() {
         let kind = kinds.iter().position(|(kind, _)| one.ir.name.starts_with(kind)).expect("a kernel of a known kind");
         let packed = &kinds[kind].1;

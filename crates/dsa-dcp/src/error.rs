@@ -159,6 +159,19 @@ pub enum DcpError {
         /// Ranks of the shape.
         shape: usize,
     },
+    /// An exchange that would have to grow, but is part of a graph.
+    #[error(
+        "an exchange of {have} rows cannot grow to {rows}: a graph of rank {rank} has captured it; plan every shape before \
+         the first capture"
+    )]
+    Captured {
+        /// The rank with the graph.
+        rank: usize,
+        /// Rows asked for.
+        rows: usize,
+        /// Rows that there are.
+        have: usize,
+    },
     /// A merge built for another exchange.
     #[error("the merge was built for {merge}, the exchange is one of {exchange}")]
     WrongExchange {

@@ -4,6 +4,7 @@
 //! launched or replayed from a graph: both share one space of epochs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dsa_kernels::local_topk::Push;
@@ -45,6 +46,8 @@ struct Inner {
     epochs: Buffer<u32>,
     sequences: Buffer<u32>,
     status: Buffer<u32>,
+    /// Whether a graph has captured its addresses.
+    captured: AtomicBool,
     // After buffers of this device, whose freeing waits for its kernels: none of them writes to a peer any more.
     memory: Arc<Buffer<u64>>,
     /// Every rank's memory, for as long as this rank may write there.
@@ -112,6 +115,7 @@ impl Exchange {
             epochs,
             sequences,
             status,
+            captured: AtomicBool::new(false),
         };
         Ok(Exchange { inner: Arc::new(inner) })
     }
@@ -170,6 +174,33 @@ impl Exchange {
     /// The status block, laid out by [`layout`](crate::layout).
     pub fn status(&self) -> &Buffer<u32> {
         &self.inner.status
+    }
+
+    /// Notes whether a launch is captured.
+    pub(crate) fn note_launch(&self, stream: &Stream) -> Result<(), gpu::Error> {
+        let captured = &self.inner.captured;
+        if !captured.load(Ordering::Relaxed) && stream.is_capturing()? {
+            captured.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The exchange for steps of up to `rows` rows that takes this one's place, as if newly set up. Collective; every rank's
+    /// streams that use this exchange must be `stream` or idle. Kernels built for this exchange serve the new one.
+    ///
+    /// # Errors
+    /// [`DcpError::Captured`] if a graph of any rank has captured this one, whose memory it would go on using; as
+    /// [`Exchange::new`]. It succeeds on all ranks or on none, and this exchange stays.
+    pub fn grown(&self, stream: &Stream, rows: usize) -> Result<Exchange, DcpError> {
+        let Inner { device, group, shape, limits, captured, .. } = &*self.inner;
+        let shape = shape.with_rows(rows)?;
+        stream.synchronize()?;
+        // Nobody's kernels write here any more.
+        let captured = group.all_gather(&[u8::from(captured.load(Ordering::Relaxed))], limits.collective)?;
+        if let Some(rank) = captured.iter().position(|flag| flag != &[0]) {
+            return Err(DcpError::Captured { rank, rows, have: self.inner.shape.rows() });
+        }
+        Exchange::with_limits(device, group.clone(), shape, *limits)
     }
 
     /// Waits for `stream`, and says whether every exchange so far was complete. Not for the hot path.

@@ -200,7 +200,7 @@ impl GatheredExchange {
             gather.abort();
         }
         let status = status.copy_to_vec(stream)?;
-        if gave_up.load(Ordering::Acquire) {
+        if gave_up.load(Ordering::Acquire) || status[0] == LATE_GATHER {
             return Err(DcpError::GatherLate { rank: self.rank(), limit: limits.poll });
         }
         decode_status(&status, self.rank())

@@ -21,6 +21,8 @@
 //! 4. This rank's selected keys lie in its own B' row in two ascending runs: merged by counting, they are the rows. Only a
 //!    kernel that also writes all ids needs more: a bitmap over the ids, whose prefix counts give each its place.
 //!
+//! Behind an [all-gather](crate::gathered) instead of pushes, 1 and 3 only read what has arrived.
+//!
 //! # Decomposition
 //! One CTA of 512 threads per row, every rank alike. Rows beyond the live ones take part without keys.
 //!
@@ -43,6 +45,7 @@
 //! # Bound
 //! Latency: one link crossing, then about twenty barriers over W N words in shared memory. Bytes: [`cost`].
 
+mod gathered;
 mod ids;
 mod kernel;
 mod keys;
@@ -85,6 +88,7 @@ pub struct MergeShape {
     ids: bool,
     hold: bool,
     foreign: bool,
+    gathered: bool,
 }
 
 impl MergeShape {
@@ -97,7 +101,8 @@ impl MergeShape {
             return Err(ShapeError::RowsPerRequestOutOfRange { q }.into());
         }
         check_kv_page(page)?;
-        let shape = MergeShape { exchange, q: q as u32, page: page as u32, ids: false, hold: false, foreign: false };
+        let (q, page) = (q as u32, page as u32);
+        let shape = MergeShape { exchange, q, page, ids: false, hold: false, foreign: false, gathered: false };
         // Also with ids, which cost the most.
         let needed = shape.with_ids(true).shared_bytes();
         if needed > shared_bytes_max() {
@@ -128,6 +133,11 @@ impl MergeShape {
         MergeShape { foreign, ..self }
     }
 
+    /// Reads what was [gathered](crate::GatheredExchange) instead of what was pushed.
+    pub fn with_gathered(self, gathered: bool) -> Self {
+        MergeShape { gathered, ..self }
+    }
+
     /// The exchange.
     pub fn exchange(&self) -> ExchangeShape {
         self.exchange
@@ -153,7 +163,7 @@ impl MergeShape {
         let (own, n, topk) = (self.exchange.ownership(), self.exchange.n(), self.exchange.topk());
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(
-            "merge_topk_w{}_i{}_n{n}_k{topk}_c{}_q{}_page{}{}{}{}",
+            "merge_topk_w{}_i{}_n{n}_k{topk}_c{}_q{}_page{}{}{}{}{}",
             own.ranks(),
             own.interleave(),
             self.exchange.context_len_max(),
@@ -161,7 +171,8 @@ impl MergeShape {
             self.page,
             flag(self.ids, "ids"),
             flag(self.hold, "hold"),
-            flag(self.foreign, "foreign")
+            flag(self.foreign, "foreign"),
+            flag(self.gathered, "gathered")
         )
     }
 

@@ -230,10 +230,12 @@ fn launches_that_do_not_fit_are_refused() {
     assert_eq!(refused(MergeStep { pitch: 512, ..step() }), "pitch");
     assert_eq!(refused(MergeStep { length_max: 4097, ..step() }), "exchange rows in keys");
     assert_eq!(refused(MergeStep { logits: buffers.logits.view(..100).unwrap(), ..step() }), "logits");
-    let other = Spec { rows: 4, ..spec.clone() };
-    let merge = ExchangeMerge::new(&rank.device, other.merge()).unwrap();
-    let wrong = merge.launch(&rank.stream, &rank.exchange, &step());
-    assert!(matches!(wrong, Err(DcpError::WrongExchange { .. })));
+    let other = Spec { interleave: 2, ..spec.clone() };
+    for shape in [other.merge(), spec.merge().with_gathered(true)] {
+        let merge = ExchangeMerge::new(&rank.device, shape).unwrap();
+        let wrong = merge.launch(&rank.stream, &rank.exchange, &step());
+        assert!(matches!(wrong, Err(DcpError::WrongExchange { .. })));
+    }
     // Nothing was launched.
     assert_eq!(group.counters()[0][0], [0; 3]);
 }

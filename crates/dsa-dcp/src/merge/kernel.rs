@@ -22,7 +22,7 @@ kernel_args! {
         pub valid_out: DevicePtr<i32>,
         /// int32 `[rows of the grid, topk]`: all selected global ids ascending, -1 after; output, unused without ids
         pub ids: DevicePtr<i32>,
-        /// this rank's memory of the exchange
+        /// this rank's memory of the exchange; all ranks' parts if they were gathered
         pub memory: DevicePtr<u64>,
         /// `[ranks]`: address of every rank's memory
         pub peers: DevicePtr<u64>,
@@ -58,7 +58,7 @@ kernel_args! {
         pub block_rows: u32,
         /// this rank
         pub rank: u32,
-        /// rows of the slots
+        /// rows of the slots; of each rank's part if they were gathered
         pub slot_rows: u32,
     }
 }
@@ -188,11 +188,15 @@ impl Merge {
             // Strong: a CTA of this launch may be failing.
             smem.broken.at(0).store(p.status.load_as(LoadMode::relaxed(Scope::Gpu)));
         });
-        let epoch = next_epoch(p.epochs.at(*row).load());
-        let sequence = next_epoch(p.sequences.at(*row).load());
+        // What was gathered needs no epochs.
+        let next = |counters: Global<u32>| next_epoch(counters.at(*row).load());
+        let counters = (!self.shape.gathered).then(|| (next(p.epochs), next(p.sequences)));
         sync_threads(); // ORDER: what was initialised, before it is used.
         let broken = smem.broken.at(0).load();
-        when(broken.eq(0), || self.poll_words(epoch));
+        when(broken.eq(0), || match counters {
+            Some((epoch, _)) => self.poll_words(epoch),
+            None => self.load_words(),
+        });
         sync_threads(); // ORDER: every word counted, and whether one is late, before every warp reads them.
 
         let failed = Var::new(broken | smem.late.at(0).load());
@@ -212,7 +216,10 @@ impl Merge {
                 l.break_if(mask.get().eq(0));
                 // ORDER: the logits of the row, before the list is selected from them.
                 wait_for_dependencies();
-                self.rescue(mask.get(), sequence);
+                match counters {
+                    Some((_, sequence)) => self.rescue(mask.get(), sequence),
+                    None => self.take_lists(mask.get()),
+                }
                 failed.set(smem.late.at(0).load());
                 l.break_if(failed.get().ne(0));
                 self.clear_counts();
@@ -233,11 +240,13 @@ impl Merge {
                 if let Some(bitmap) = smem.bitmap {
                     self.write_ids(bitmap, saturated(), kth);
                 }
-                // The next call's epoch: every word of this one is read, and its push is over.
-                when(t.index.eq(0), || {
-                    p.epochs.at(*row).store(epoch);
-                    when(mask.get().ne(0), || p.sequences.at(*row).store(sequence));
-                });
+                if let Some((epoch, sequence)) = counters {
+                    // The next call's epoch: every word of this one is read, and its push is over.
+                    when(t.index.eq(0), || {
+                        p.epochs.at(*row).store(epoch);
+                        when(mask.get().ne(0), || p.sequences.at(*row).store(sequence));
+                    });
+                }
             },
         );
     }

@@ -11,7 +11,9 @@ use ptx::{DevicePtr, Kernel};
 use super::{MergeArgs, MergeShape, build};
 use crate::error::DcpError;
 use crate::exchange::Exchange;
+use crate::gathered::GatheredExchange;
 use crate::layout::SymmetricLayout;
+use crate::shape::ExchangeShape;
 
 const KERNEL: &str = "merge";
 
@@ -81,9 +83,58 @@ impl ExchangeMerge {
     /// # Errors
     /// Sizes that disagree, before anything is launched; a launch that the device refuses.
     pub fn launch(&self, stream: &Stream, exchange: &Exchange, step: &MergeStep<'_>) -> Result<(), DcpError> {
-        let shape = self.shape.exchange();
-        if exchange.shape() != shape {
-            let (merge, exchange) = (shape.to_string(), exchange.shape().to_string());
+        let shape = exchange.shape();
+        let args = self.check(&shape, false, step)?;
+        let layout = SymmetricLayout::new(shape);
+        let push = exchange.push();
+        let args = MergeArgs {
+            memory: exchange.memory().ptr(),
+            peers: push.peers.ptr(),
+            epochs: exchange.epochs().ptr(),
+            sequences: exchange.sequences().ptr(),
+            status: exchange.status().ptr(),
+            rescue_at: layout.rescue() as u64,
+            flags_at: layout.flags() as u64,
+            timeout_ns: exchange.limits().poll.as_nanos() as u64,
+            rank: exchange.rank() as u32,
+            slot_rows: shape.rows() as u32,
+            ..args
+        };
+        exchange.note_launch(stream)?;
+        let config = LaunchConfig::new(step.valid_out.len() as u32).overlap(true);
+        Ok(self.function.launch(stream, config, &args)?)
+    }
+
+    /// Merges a step's rows that were [gathered](GatheredExchange::launch) last.
+    ///
+    /// # Errors
+    /// Sizes that disagree, before anything is launched; a launch that the device refuses.
+    pub fn launch_gathered(
+        &self,
+        stream: &Stream,
+        exchange: &GatheredExchange,
+        step: &MergeStep<'_>,
+    ) -> Result<(), DcpError> {
+        let rows = step.valid_out.len() as u32;
+        let args = MergeArgs {
+            memory: exchange.received().ptr(),
+            status: exchange.status().ptr(),
+            rank: exchange.rank() as u32,
+            slot_rows: rows,
+            ..self.check(&exchange.shape(), true, step)?
+        };
+        // What comes before is no kernel of this project, and need not let this one start early.
+        Ok(self.function.launch(stream, LaunchConfig::new(rows), &args)?)
+    }
+
+    /// Checks a step against the kernel and an exchange of `shape`; the arguments that do not depend on the latter's memory.
+    fn check(&self, shape: &ExchangeShape, gathered: bool, step: &MergeStep<'_>) -> Result<MergeArgs, DcpError> {
+        if gathered != self.shape.gathered || !shape.shares_kernels(&self.shape.exchange()) {
+            let name = |gathered, shape: &ExchangeShape| match gathered {
+                true => format!("{shape}, gathered"),
+                false => shape.to_string(),
+            };
+            let (merge, exchange) = (name(self.shape.gathered, &self.shape.exchange()), name(gathered, shape));
             return Err(DcpError::WrongExchange { merge, exchange });
         }
         let (q, topk) = (self.shape.q() as usize, shape.topk());
@@ -117,33 +168,29 @@ impl ExchangeMerge {
             let (found, needed) = (step.kv.page(), self.shape.page() as usize);
             return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "kv page", found, needed }.into());
         }
-        let layout = SymmetricLayout::new(shape);
-        let push = exchange.push();
-        let args = MergeArgs {
+        Ok(MergeArgs {
             rows_out: step.rows_out.ptr(),
             valid_out: step.valid_out.ptr(),
             ids,
-            memory: exchange.memory().ptr(),
-            peers: push.peers.ptr(),
-            epochs: exchange.epochs().ptr(),
-            sequences: exchange.sequences().ptr(),
-            status: exchange.status().ptr(),
+            memory: DevicePtr::NULL,
+            peers: DevicePtr::NULL,
+            epochs: DevicePtr::NULL,
+            sequences: DevicePtr::NULL,
+            status: DevicePtr::NULL,
             logits: step.logits.ptr(),
             tops: step.tops.ptr(),
             table: step.table.ids.ptr(),
             row_ends: step.row_ends.ptr(),
-            rescue_at: layout.rescue() as u64,
-            flags_at: layout.flags() as u64,
-            timeout_ns: exchange.limits().poll.as_nanos() as u64,
+            rescue_at: 0,
+            flags_at: 0,
+            timeout_ns: 0,
             pitch: word(KERNEL, "pitch", step.pitch)?,
             length_max: step.length_max as u32,
             rows: live as u32,
             table_stride: word(KERNEL, "kv table stride", step.table.stride)?,
             block_rows: word(KERNEL, "kv block rows", step.kv.block_rows())?,
-            rank: exchange.rank() as u32,
-            slot_rows: shape.rows() as u32,
-        };
-        let grid = word(KERNEL, "rows", rows)?;
-        Ok(self.function.launch(stream, LaunchConfig::new(grid).overlap(true), &args)?)
+            rank: 0,
+            slot_rows: 0,
+        })
     }
 }

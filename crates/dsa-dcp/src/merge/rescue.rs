@@ -19,6 +19,9 @@ impl Merge {
 
     /// The list in rescue slot `slot` of this row, in this rank's memory.
     fn list(&self, slot: Reg<u32>) -> Global<u32> {
+        if self.shape.gathered {
+            return self.gathered_list(self.smem.owner.at(slot).load());
+        }
         let at = self.row.mad(self.slots(), slot).mul_wide(self.list_words());
         self.p.memory.byte_at(self.p.rescue_at).cast::<u32>().at64(at)
     }
@@ -26,10 +29,7 @@ impl Merge {
     /// Pushes this rank's list if it is saturated, and waits for everybody's. Ends with a CTA barrier.
     pub(super) fn rescue(&self, mask: Reg<u32>, sequence: Reg<u32>) {
         let t = self.t;
-        // Which rank a slot belongs to.
-        when(t.index.lt(self.ranks()), || {
-            when(((mask >> t.index) & 1).ne(0), || self.smem.owner.at(self.slot_of(mask, t.index)).store(t.index));
-        });
+        self.name_owners(mask);
         when(((mask >> self.p.rank) & 1).ne(0), || self.push_list(mask, sequence));
         when(t.warp.eq(0), || self.wait_for_lists(mask, sequence));
         sync_threads(); // ORDER: the lists acquired by warp 0 and the owners, before every warp reads them.
@@ -41,6 +41,14 @@ impl Merge {
             });
             sync_threads(); // ORDER: the copies, before they are read.
         }
+    }
+
+    /// Notes which rank each rescue slot belongs to; a CTA barrier must follow.
+    pub(super) fn name_owners(&self, mask: Reg<u32>) {
+        let rank = self.t.index;
+        when(rank.lt(self.ranks()), || {
+            when(((mask >> rank) & 1).ne(0), || self.smem.owner.at(self.slot_of(mask, rank)).store(rank));
+        });
     }
 
     /// Rescue slot of a saturated rank.

@@ -1,0 +1,59 @@
+//! Words and lists that an all-gather has brought, laid out by [`gathered`](crate::gathered): nothing is polled, and the
+//! lists of all ranks are there already.
+
+use ptx::*;
+
+use super::kernel::Merge;
+
+impl Merge {
+    /// Brings the row's words into shared memory, and counts their upper digits.
+    pub(super) fn load_words(&self) {
+        let Merge { smem, t, row, .. } = self;
+        // ORDER: what the gather brought, before it is read.
+        wait_for_dependencies();
+        let vectors = self.row_words() / 4;
+        for_range(t.index, self.ranks() * vectors, t.threads, |i| {
+            let rank = i / vectors;
+            let vector = i - rank * vectors;
+            let words = self.part(rank).at64(row.mul_wide(self.row_words())).at(vector * 4).load_vec::<4>();
+            smem.words.at(i * 4).store_vec(words);
+            for word in words {
+                when(vector.lt(self.n() / 4) & word.ne(0), || self.count_upper_of(word >> 16));
+            }
+        });
+    }
+
+    /// Makes the lists of the ranks in `mask` the rescue slots' lists, and this rank's own. Ends with a CTA barrier.
+    pub(super) fn take_lists(&self, mask: Reg<u32>) {
+        let Merge { p, topk, smem, t, .. } = self;
+        self.name_owners(mask);
+        let vectors = self.list_words() / 4;
+        let own = self.gathered_list(p.rank);
+        when(((mask >> p.rank) & 1).ne(0), || {
+            for_range(t.index, vectors, t.threads, |vector| {
+                topk.b_row().at(vector * 4).store_vec(own.at(vector * 4).load_vec::<4>());
+            });
+        });
+        sync_threads(); // ORDER: the owners and this rank's list, before every warp reads them.
+        if let Some(lists) = smem.lists {
+            for_range(t.index, mask.popc() * vectors, t.threads, |i| {
+                let slot = i / vectors;
+                let from = self.gathered_list(smem.owner.at(slot).load());
+                lists.at(i * 4).store_vec(from.at((i - slot * vectors) * 4).load_vec::<4>());
+            });
+            sync_threads(); // ORDER: the copies, before they are read.
+        }
+    }
+
+    /// The list of `rank` for this row.
+    pub(super) fn gathered_list(&self, rank: Reg<u32>) -> Global<u32> {
+        let lists = self.part(rank).at64(self.p.slot_rows.mul_wide(self.row_words()));
+        lists.at64(self.row.mul_wide(self.list_words()))
+    }
+
+    /// What `rank` sent.
+    fn part(&self, rank: Reg<u32>) -> Global<u32> {
+        let rows_before = rank * self.p.slot_rows;
+        self.p.memory.cast::<u32>().at64(rows_before.mul_wide(self.row_words() + self.list_words()))
+    }
+}
