@@ -110,6 +110,7 @@ impl Rig {
                 page_stride: PAGE_TOKENS * entry,
                 token_stride: entry,
             },
+            mailbox: None,
             dropped: self.dropped.as_view(),
         }
     }

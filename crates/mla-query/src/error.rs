@@ -46,6 +46,28 @@ pub enum MlaError {
         /// The size.
         value: usize,
     },
+    /// A mailbox of other heads, another element or fewer tokens than the query's.
+    #[error("a mailbox of {mailbox} does not take the rows of {shape}")]
+    MailboxUnsupported {
+        /// The mailbox's sizes.
+        mailbox: String,
+        /// The kernel.
+        shape: String,
+    },
+    /// A late kernel that publishes: it would refill a box that an attention before it may still read.
+    #[error("a late kernel cannot publish its rows")]
+    LatePublication,
+    /// A mailbox other than the one that the kernel was built for.
+    #[error("the kernel publishes in a mailbox of {kernel}, this one is of {mailbox}")]
+    WrongMailbox {
+        /// What the kernel expects.
+        kernel: String,
+        /// What it was given.
+        mailbox: String,
+    },
+    /// A kernel that stores to a multicast address, and a mailbox without one.
+    #[error("the kernel stores to a multicast address, the mailbox has none: build it without")]
+    NoMulticast,
     /// A device buffer is too short for the step.
     #[error("{buffer} has {found} elements, the step needs {needed}")]
     BufferTooShort {

@@ -12,4 +12,4 @@ pub mod tiled;
 
 pub use error::MlaError;
 pub use query::{MlaCache, MlaQuery, MlaStep, MlaWeights};
-pub use shape::MlaShape;
+pub use shape::{MlaShape, Publication};

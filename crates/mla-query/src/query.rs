@@ -20,12 +20,18 @@
 //! | `rows` | splits x T x R | FP32 | projection | gather, rope |
 //! | `latent_rows` | T x 128 | FP32 | the cluster's asynchronous stores | absorption |
 //! | `columns` | G x T x L | FP32 | absorption | output |
+//! | `staged` | T x (L + R) | the query's element | rope, output | publication, if the shape publishes |
 //!
 //! # Decomposition
 //! A cluster of 8 CTAs (16 for few heads) per head and T <= 8 tokens. Each CTA normalises all T rows (192 threads, 8
 //! values each), multiplies its R rows of Q_B (a warp three rows; with R = 12 two warps share the 1536 columns), sends
 //! the latent part of the result to every CTA of the cluster, and absorbs its L columns. Two more warps, in the CTAs of
 //! head 0, each insert one token's KV row meanwhile. Larger batches are [tiled](crate::tiled).
+//!
+//! # Publication
+//! With a [mailbox](dsa_dcp::mailbox) the two inserting warps also start its next call (refill and fence) while the others
+//! compute, and then send the CTA's rows to every rank, from shared memory, 16 bytes at a time: to each rank's address, or
+//! once to the multicast address.
 //!
 //! # Order of sums
 //! RMSNorms: eight contiguous values by FMA, a tree over lanes with distances 1, 2, 4, 8, 16, then warps in order. The
@@ -45,6 +51,7 @@ pub(crate) mod insert;
 pub(crate) mod kernel;
 mod launch;
 pub(crate) mod output;
+pub(crate) mod publish;
 pub(crate) mod reduce;
 
 pub use kernel::{MlaArgs, MlaParams, build, uk_map};

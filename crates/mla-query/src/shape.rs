@@ -2,6 +2,7 @@
 
 use dsa_core::consts::{KV_LORA, MLA_HEADS_MAX, NOPE, Q_HEAD, REQUESTS_MAX};
 use dsa_core::layout::mla_entry::MlaCacheForm;
+use dsa_dcp::{MailboxShape, QueryElement};
 
 use crate::error::MlaError;
 
@@ -13,6 +14,15 @@ pub const TOKENS_MAX: u32 = 8;
 /// clusters of 8.
 const HEADS_WIDE_CLUSTER: u32 = 7;
 
+/// Where a kernel publishes its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Publication {
+    /// The mailbox.
+    pub mailbox: MailboxShape,
+    /// Through the mailbox's multicast address, else by a store per rank.
+    pub multicast: bool,
+}
+
 /// A validated specialisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MlaShape {
@@ -23,6 +33,7 @@ pub struct MlaShape {
     store_qc: bool,
     hold: bool,
     late: bool,
+    publication: Option<Publication>,
 }
 
 impl MlaShape {
@@ -51,6 +62,7 @@ impl MlaShape {
             store_qc: false,
             hold: false,
             late: false,
+            publication: None,
         })
     }
 
@@ -77,7 +89,29 @@ impl MlaShape {
         if late && self.is_k3() {
             return Err(MlaError::LateUnsupported { form: self.form });
         }
+        if late && self.publication.is_some() {
+            return Err(MlaError::LatePublication);
+        }
         self.late = late;
+        Ok(self)
+    }
+
+    /// Also publishes every row in the mailboxes of all ranks.
+    ///
+    /// # Errors
+    /// A mailbox of other heads per rank, of another element, or of fewer tokens; a late kernel.
+    pub fn with_publication(mut self, publication: Publication) -> Result<Self, MlaError> {
+        let mailbox = publication.mailbox;
+        let element = if self.is_fp8() { QueryElement::E4m3 } else { QueryElement::Bf16 };
+        let fits = (mailbox.heads(), mailbox.element()) == (self.heads as usize, element)
+            && mailbox.tokens() >= self.batch as usize;
+        if !fits {
+            return Err(MlaError::MailboxUnsupported { mailbox: mailbox.to_string(), shape: self.name() });
+        }
+        if self.late {
+            return Err(MlaError::LatePublication);
+        }
+        self.publication = Some(publication);
         Ok(self)
     }
 
@@ -114,6 +148,11 @@ impl MlaShape {
     /// Whether it runs beside its predecessor.
     pub fn late(&self) -> bool {
         self.late
+    }
+
+    /// Where rows are published.
+    pub fn publication(&self) -> Option<Publication> {
+        self.publication
     }
 
     /// Whether the query is E4M3, else BF16.
@@ -180,13 +219,17 @@ impl MlaShape {
         };
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(
-            "mla_query_{}_t{}_{form}_page{}{}{}{}",
+            "mla_query_{}_t{}_{form}_page{}{}{}{}{}",
             if self.is_tiled() { "tiled".into() } else { format!("c{}", self.cluster()) },
             self.tokens(),
             self.page_tokens,
             flag(self.store_qc, "qc"),
             flag(self.hold, "hold"),
-            flag(self.late, "late")
+            flag(self.late, "late"),
+            self.publication.map_or(String::new(), |to| {
+                let (mailbox, how) = (to.mailbox, if to.multicast { "multicast" } else { "publish" });
+                format!("_{how}{}x{}of{}", mailbox.ranks(), mailbox.heads(), mailbox.q_heads())
+            })
         )
     }
 

@@ -12,6 +12,7 @@
 //! | `w_qa` | 1536 | BF16 | bulk copy | norm |
 //! | `q_c` | T x 1536, rows 3136 bytes apart | BF16 | norm | projection, its store |
 //! | `parts` | 8 warps x T x 24 | FP32 | projection | gather, rope |
+//! | `staged` | T x 88 | the query's element | gather, absorption | publication, if the shape publishes |
 //! | `latent_rows` | T x 128, rows 272 bytes apart | BF16 | the cluster's asynchronous stores | absorption |
 //!
 //! The row pitches spread the rows that a warp reads together over all banks.

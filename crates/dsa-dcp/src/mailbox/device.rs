@@ -66,8 +66,8 @@ pub struct Outbox {
 pub struct Call {
     /// Whether the mailbox works.
     pub works: Pred,
-    /// Bytes from the start of a rank's memory to this call's box.
-    box_at: Reg<u64>,
+    /// This call's box on every rank, this thread's first target first, or under the multicast address.
+    boxes: Vec<Reg<u64>>,
 }
 
 impl Outbox {
@@ -76,8 +76,10 @@ impl Outbox {
     #[track_caller]
     pub fn begin(&self, team: Team, tokens: Reg<u32>, barrier: impl Fn()) -> Call {
         let Outbox { shape, state, .. } = self;
-        let works = self.status.load().eq(0);
-        let last = state.offset(CALL as i32).load();
+        // Under way together.
+        let (status, last) = (self.status.load(), state.offset(CALL as i32).load());
+        let bases = self.targets();
+        let works = status.eq(0);
         when(works, || {
             let past = state.offset(TOKENS as i32).load();
             let here = self.boxes.byte_at(box_at(shape, last)).cast::<u32>();
@@ -98,7 +100,20 @@ impl Outbox {
         });
         // ORDER: the CTA's refill, before what this thread publishes: a peer that has that may publish the next call.
         fence(Scope::Sys);
-        Call { works, box_at: box_at(shape, last + 1) }
+        let here = box_at(shape, last + 1);
+        Call { works, boxes: bases.into_iter().map(|base| base + here).collect() }
+    }
+
+    /// The memory of every rank, or all of it at once. Every rank begins with another, so that they do not all send to the
+    /// same.
+    fn targets(&self) -> Vec<Reg<u64>> {
+        let ranks = self.shape.ranks() as u32;
+        let peer = |i: u32| {
+            let peer = self.rank + i;
+            let peer = peer.ge(ranks).select::<u32>(peer - ranks, peer);
+            self.peers.at(peer).load_as(LoadMode::STREAM)
+        };
+        self.multicast.map_or_else(|| (0..ranks).map(peer).collect(), |address| vec![address])
     }
 
     /// Publishes `words` at `bytes` into the row of `head` of this rank for `token`. Whole aligned words: 1, 2 or 4.
@@ -113,22 +128,18 @@ impl Outbox {
     ) {
         let shape = &self.shape;
         let row = token.mad(shape.q_heads() as u32, self.rank.mad(shape.heads() as u32, head));
-        let at = call.box_at + row.mad_wide(shape.row_bytes() as u32, bytes.to_u64());
-        if let Some(address) = self.multicast {
-            let to = Multicast::from_address(address + at);
-            return match words[..] {
-                [word] => to.store(word),
-                _ => to.store_vec(words),
-            };
-        }
-        let ranks = shape.ranks() as u32;
-        for i in 0..ranks {
-            // Every rank begins with another one, so that they do not all send to the same.
-            let peer = self.rank + i;
-            let peer = peer.ge(ranks).select::<u32>(peer - ranks, peer);
-            let to = Global::<u32>::from_address(self.peers.at(peer).load_as(LoadMode::STREAM) + at);
-            // ORDER: after `begin`'s fence. Each word says by itself that it has arrived.
-            to.store_vec_as(Sem::Relaxed(Scope::Sys), words);
+        let at = row.mad_wide(shape.row_bytes() as u32, bytes.to_u64());
+        for base in &call.boxes {
+            if self.multicast.is_some() {
+                let to = Multicast::from_address(*base + at);
+                match words[..] {
+                    [word] => to.store(word),
+                    _ => to.store_vec(words),
+                }
+            } else {
+                // ORDER: after `begin`'s fence. Each word says by itself that it has arrived.
+                Global::<u32>::from_address(*base + at).store_vec_as(Sem::Relaxed(Scope::Sys), words);
+            }
         }
     }
 }

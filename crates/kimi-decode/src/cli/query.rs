@@ -148,6 +148,7 @@ fn launch(device: &Device, file: &QueryFile, shape: MlaShape, tokens: usize) -> 
             page_stride: file.page_tokens * entry,
             token_stride: entry,
         },
+        mailbox: None,
         dropped: dropped.as_view(),
     };
     MlaQuery::new(device, shape)?.launch(&stream, &step)?;

@@ -6,6 +6,7 @@ use ptx::*;
 
 use super::insert::Insert;
 use super::output::QueryRows;
+use super::publish::Staged;
 use super::reduce::{warp_sum, warp_sums};
 use crate::shape::MlaShape;
 use crate::tiled;
@@ -37,6 +38,16 @@ kernel_args! {
         pub q_scale_inv: DevicePtr<f32>,
         /// FP32 `[1]`: the per-tensor scale (divide) or its inverse (multiply); unused in block-scaled forms
         pub k_scale: DevicePtr<f32>,
+        /// this rank's boxes of the mailbox; this and what follows to `status` unused without publishing
+        pub boxes: DevicePtr<u64>,
+        /// `[ranks]`: address of every rank's boxes
+        pub peers: DevicePtr<u64>,
+        /// address of every rank's boxes at once
+        pub multicast: u64,
+        /// u32 `[3]`: the mailbox's state, in and out
+        pub call: DevicePtr<u32>,
+        /// u32: 0 while the mailbox works
+        pub status: DevicePtr<u32>,
         /// entries that the cache holds
         pub capacity: u64,
         /// bytes from one page to the next
@@ -49,6 +60,8 @@ kernel_args! {
         pub tokens: u32,
         /// heads
         pub heads: u32,
+        /// this rank
+        pub rank: u32,
         /// of both norms
         pub eps: f32,
     }
@@ -168,6 +181,7 @@ struct Query {
     /// First token of the cluster.
     first: Reg<u32>,
     out: QueryRows,
+    staged: Option<Staged>,
     q_b: SharedArray<u32>,
     w_uk: SharedArray<u32>,
     q_c: SharedArray<u32>,
@@ -195,6 +209,8 @@ impl Query {
         let column_sums = SharedArray::aligned("columns", 2 * COMPUTE_THREADS * tokens, 16);
         let barriers = MbarrierArray::new("barriers", 3);
         let head = special(Special::CtaidY);
+        let (part, first) = (cluster_rank(), special(Special::CtaidZ) * tokens);
+        let staged = Staged::new(shape, part, first);
         Query {
             shape,
             p,
@@ -205,10 +221,11 @@ impl Query {
             thread: thread_index(),
             warp: warp_index(),
             lane: lane_index(),
-            part: cluster_rank(),
+            part,
             head,
-            first: special(Special::CtaidZ) * tokens,
-            out: QueryRows::new(shape, p, head),
+            first,
+            out: QueryRows::new(shape, p, head, staged),
+            staged,
             q_b,
             w_uk,
             q_c,
@@ -230,11 +247,16 @@ impl Query {
             self.warp.lt(COMPUTE_THREADS / 32),
             || self.compute(),
             || {
-                let insert = Insert::new(self.shape, self.p, self.thread - COMPUTE_THREADS);
+                let thread = self.thread - COMPUTE_THREADS;
+                let insert = Insert::new(self.shape, self.p, thread);
                 start(&self.shape);
+                let call = self.staged.map(|staged| staged.begin(&self.p, self.head, thread));
                 let token = self.first + self.part;
                 when(self.head.eq(0) & self.part.lt(self.tokens) & token.lt(self.p.tokens), || insert.emit(token));
                 cluster_wait();
+                if let (Some(staged), Some(call)) = (&self.staged, &call) {
+                    staged.send(&self.p, self.head, thread, call);
+                }
             },
         );
         finish(&self.shape);
@@ -271,6 +293,7 @@ impl Query {
         self.store_rope();
         self.absorb();
         self.store_latent();
+        self.staged.iter().for_each(Staged::arrive);
     }
 
     /// The token `b` of the cluster, the last live one for those past it.

@@ -4,6 +4,8 @@ use bytemuck::Pod;
 use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};
 use dsa_core::layout::mla_entry::ALIGN;
 use dsa_core::layout::mla_rows::{QKV, QUERY};
+use dsa_dcp::QueryMailbox;
+use dsa_dcp::mailbox::Publish;
 use gpu::{Device, Function, L2Promotion, LaunchConfig, Stream, View};
 use ptx::{DevicePtr, Kernel, Target, TensorMap};
 
@@ -100,6 +102,9 @@ pub struct MlaStep<'a> {
     pub q_c: Option<View<'a, u16>>,
     /// The cache; output.
     pub cache: MlaCache<'a>,
+    /// The mailbox, given exactly if the shape publishes: collective, every rank launches the same calls with the same
+    /// tokens.
+    pub mailbox: Option<&'a QueryMailbox>,
     /// int32 `[1]`: the number of slots at or past the cache's capacity is added to it.
     pub dropped: View<'a, u32>,
 }
@@ -173,6 +178,7 @@ impl MlaQuery {
             check("q_c", q_c, tokens * Q_LORA)?;
         }
         let capacity = self.check_cache(&step.cache)?;
+        let publish = self.check_mailbox(step.mailbox)?;
         if tokens == 0 {
             return Ok(());
         }
@@ -189,6 +195,12 @@ impl MlaQuery {
             slots: step.slots.ptr(),
             q_scale_inv,
             k_scale,
+            boxes: publish.as_ref().map_or(DevicePtr::NULL, |to| to.boxes.ptr_as()),
+            peers: publish.as_ref().map_or(DevicePtr::NULL, |to| to.peers.ptr_as()),
+            multicast: publish.as_ref().and_then(|to| to.multicast).unwrap_or(0),
+            call: publish.as_ref().map_or(DevicePtr::NULL, |to| to.state.ptr()),
+            status: publish.as_ref().map_or(DevicePtr::NULL, |to| to.status.ptr()),
+            rank: publish.as_ref().map_or(0, |to| to.rank as u32),
             capacity,
             page_stride: step.cache.page_stride as u64,
             token_stride: word("token stride of the cache in bytes", step.cache.token_stride)?,
@@ -199,6 +211,20 @@ impl MlaQuery {
             eps: step.eps,
         };
         Ok(self.function.launch(stream, LaunchConfig::grid(shape.grid(tokens)).overlap(true), &args)?)
+    }
+
+    /// What the kernel publishes with.
+    fn check_mailbox<'a>(&self, mailbox: Option<&'a QueryMailbox>) -> Result<Option<Publish<'a>>, MlaError> {
+        self.present("mailbox", mailbox.is_some(), self.shape.publication().is_some())?;
+        let (Some(mailbox), Some(publication)) = (mailbox, self.shape.publication()) else { return Ok(None) };
+        if mailbox.shape() != publication.mailbox {
+            let (kernel, mailbox) = (publication.mailbox.to_string(), mailbox.shape().to_string());
+            return Err(MlaError::WrongMailbox { kernel, mailbox });
+        }
+        if publication.multicast && !mailbox.has_multicast() {
+            return Err(MlaError::NoMulticast);
+        }
+        Ok(Some(mailbox.publish()))
     }
 
     fn present(&self, buffer: &'static str, given: bool, needed: bool) -> Result<(), MlaError> {

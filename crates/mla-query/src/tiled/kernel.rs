@@ -10,6 +10,7 @@ use crate::query::kernel::{
     squares, start, unpack,
 };
 use crate::query::output::QueryRows;
+use crate::query::publish::Staged;
 use crate::query::reduce::warp_sum;
 use crate::shape::MlaShape;
 
@@ -58,6 +59,7 @@ struct Tiled {
     /// First token of the cluster.
     first: Reg<u32>,
     out: QueryRows,
+    staged: Option<Staged>,
     w_uk: SharedArray<u32>,
     w_qa: SharedArray<u32>,
     q_c: SharedArray<u32>,
@@ -80,6 +82,8 @@ impl Tiled {
         let barriers = MbarrierArray::new("barriers", 3);
         let lane = lane_index();
         let head = special(Special::CtaidY);
+        let (part, first) = (cluster_rank(), special(Special::CtaidZ) * tokens);
+        let staged = Staged::new(shape, part, first);
         Tiled {
             shape,
             p,
@@ -89,10 +93,11 @@ impl Tiled {
             lane,
             group: lane >> 2,
             quarter: lane & 3,
-            part: cluster_rank(),
+            part,
             head,
-            first: special(Special::CtaidZ) * tokens,
-            out: QueryRows::new(shape, p, head),
+            first,
+            out: QueryRows::new(shape, p, head, staged),
+            staged,
             w_uk,
             w_qa,
             q_c,
@@ -126,8 +131,10 @@ impl Tiled {
 
     /// The inserting warps: the tile's tokens are dealt to the CTAs of all its clusters.
     fn insert(&self) {
-        let insert = Insert::new(self.shape, self.p, self.thread - COMPUTE_THREADS);
+        let thread = self.thread - COMPUTE_THREADS;
+        let insert = Insert::new(self.shape, self.p, thread);
         start(&self.shape);
+        let call = self.staged.map(|staged| staged.begin(&self.p, self.head, thread));
         let cta = self.head.mad(CLUSTER, self.part);
         for_range(cta, self.tokens, self.p.heads * CLUSTER, |j| {
             let token = self.first + j;
@@ -135,6 +142,9 @@ impl Tiled {
             sync_named(INSERT, INSERT_THREADS); // ORDER: the sums have been read, before the next token's.
         });
         cluster_wait();
+        if let (Some(staged), Some(call)) = (&self.staged, &call) {
+            staged.send(&self.p, self.head, thread, call);
+        }
     }
 
     fn barrier(&self) {
@@ -154,6 +164,7 @@ impl Tiled {
         self.w_uk_full.wait(0);
         self.gathered.wait_cluster(0);
         when(self.warp.lt(self.tokens / 16 * 4), || self.absorb());
+        self.staged.iter().for_each(Staged::arrive);
     }
 
     /// The warp's share of the CTA's Q_B rows, per 32-column step and tile of 8 rows: static, so before the wait.

@@ -199,6 +199,7 @@ impl Resident {
                 page_stride: step.page_stride(form),
                 token_stride: step.token_stride(form),
             },
+            mailbox: None,
             dropped: self.dropped.as_view(),
         }
     }

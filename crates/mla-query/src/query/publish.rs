@@ -1,0 +1,124 @@
+//! The query's rows to the mailboxes of all ranks.
+//!
+//! The warps that store rows also leave them in shared memory, from where the inserting warps, idle by then, send them 16
+//! bytes at a time. These have refilled the box before and fenced while the others still computed, so that neither is on
+//! the way of the query.
+
+use dsa_core::consts::NOPE;
+use dsa_core::layout::mla_rows::{LATENT, QUERY_ROPE};
+use dsa_dcp::mailbox::MailboxShape;
+use dsa_dcp::mailbox::device::{Call, Outbox, Team};
+use ptx::*;
+
+use super::kernel::{COMPUTE_THREADS, INSERT, INSERT_THREADS, MlaParams};
+use crate::shape::MlaShape;
+
+/// Named barrier by which the computing warps hand their rows over.
+const STAGED: u32 = 3;
+
+/// A CTA's part of every token's row: its latent columns, then its rows of Q_B of which the last 64 of a head are rope.
+#[derive(Clone, Copy)]
+pub(crate) struct Staged {
+    rows: SharedArray<u32>,
+    shape: MlaShape,
+    mailbox: MailboxShape,
+    part: Reg<u32>,
+    /// First token of the CTA.
+    first: Reg<u32>,
+}
+
+impl Staged {
+    /// Of a shape that publishes, `None` for others.
+    pub(crate) fn new(shape: MlaShape, part: Reg<u32>, first: Reg<u32>) -> Option<Staged> {
+        let mailbox = shape.publication()?.mailbox;
+        let rows = SharedArray::aligned("staged", shape.tokens() * pitch(&shape), 16);
+        Some(Staged { rows, shape, mailbox, part, first })
+    }
+
+    /// Keeps what is stored to `column` and on of a token's row.
+    #[track_caller]
+    pub(crate) fn keep<const N: usize>(&self, token: Reg<u32>, column: Reg<u32>, words: [Reg<u32>; N]) {
+        let (columns, rows) = (self.shape.columns(), self.shape.rows());
+        let rope = column + (columns + NOPE as u32) - (self.part * rows + QUERY_ROPE.start as u32);
+        let place = column.ge(LATENT.end as u32).select::<u32>(rope, column - self.part * columns);
+        self.at(token - self.first, place).store_vec(words);
+    }
+
+    /// A computing warp has kept its last row.
+    #[track_caller]
+    pub(crate) fn arrive(&self) {
+        arrive_named(STAGED, COMPUTE_THREADS + INSERT_THREADS); // ORDER: the rows kept, before they are sent.
+    }
+
+    /// Starts a call, as thread `thread` of the inserting warps; after the dependency wait.
+    #[track_caller]
+    pub(crate) fn begin(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>) -> (Outbox, Call) {
+        let (shape, cluster) = (&self.shape, self.shape.cluster());
+        let outbox = Outbox {
+            shape: self.mailbox,
+            boxes: p.boxes,
+            peers: p.peers,
+            multicast: shape.publication().is_some_and(|to| to.multicast).then_some(p.multicast),
+            state: p.call,
+            status: p.status,
+            rank: p.rank,
+        };
+        let groups = (p.tokens + (shape.tokens() - 1)) / shape.tokens();
+        let group = special(Special::CtaidZ);
+        let team = Team {
+            thread,
+            threads: INSERT_THREADS,
+            cta: group.mad(p.heads, head).mad(cluster, self.part),
+            ctas: groups * p.heads * cluster,
+        };
+        let call = outbox.begin(team, p.tokens, || sync_named(INSERT, INSERT_THREADS));
+        (outbox, call)
+    }
+
+    /// Sends the rows once they are there.
+    #[track_caller]
+    pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>, (outbox, call): &(Outbox, Call)) {
+        sync_named(STAGED, COMPUTE_THREADS + INSERT_THREADS); // ORDER: see `arrive`.
+        let live = (p.tokens - self.first).min(self.shape.tokens());
+        let (columns, rows, bytes) = (self.shape.columns(), self.shape.rows(), self.shape.query_bytes() as u32);
+        when(call.works, || {
+            let chunk = 16 / bytes;
+            let per_token = columns / chunk;
+            for_range(thread, live * per_token, INSERT_THREADS, |i| {
+                let (b, column) = (i / per_token, i % per_token * chunk);
+                let words = self.at(b, column).load_vec::<4>();
+                let at = self.part.mad(columns, column) * bytes;
+                outbox.send(call, self.first + b, head, at, words);
+            });
+            // A head's first rope row is a multiple of as many rows of its CTA.
+            let group = if rows.is_multiple_of(8) { 8 } else { 4 };
+            let per_token = rows / group;
+            when((self.part * rows + rows).gt(NOPE as u32), || {
+                for_range(thread, live * per_token, INSERT_THREADS, |i| {
+                    let (b, j) = (i / per_token, i % per_token * group);
+                    let row = self.part.mad(rows, j);
+                    when(row.ge(NOPE as u32), || {
+                        let from = self.at(b, j + columns);
+                        let (token, at) = (self.first + b, (row + (QUERY_ROPE.start - NOPE) as u32) * bytes);
+                        match group * bytes / 4 {
+                            1 => outbox.send(call, token, head, at, [from.load()]),
+                            2 => outbox.send(call, token, head, at, from.load_vec::<2>()),
+                            _ => outbox.send(call, token, head, at, from.load_vec::<4>()),
+                        }
+                    });
+                });
+            });
+        });
+    }
+
+    /// The words of token `b` of the CTA from element `place` of its part on.
+    fn at(&self, b: Reg<u32>, place: Reg<u32>) -> Shared<u32> {
+        let per_word = 4 / self.shape.query_bytes() as u32;
+        self.rows.at(b.mad(pitch(&self.shape), place / per_word))
+    }
+}
+
+/// Words from one token's part to the next: whole chunks.
+fn pitch(shape: &MlaShape) -> u32 {
+    ((shape.columns() + shape.rows()) * shape.query_bytes() as u32).next_multiple_of(16) / 4
+}

@@ -1,0 +1,329 @@
+//! The query of every rank, published and gathered: as many simulated devices as ranks always, and all ranks on one GPU when
+//! there is one.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use dsa_core::layout::mla_entry::MlaCacheForm;
+use dsa_core::layout::mla_rows::{K_PE, QKV, QUERY};
+use dsa_dcp::rendezvous::in_process;
+use dsa_dcp::{
+    DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox, Rendezvous, Waiting,
+};
+use gpu::{Buffer, Device, Graph, SimConfig};
+use mla_query::{MlaError, MlaQuery, MlaShape, MlaStep, Publication};
+
+const PAGE_TOKENS: usize = 64;
+
+#[derive(Clone, Copy, Debug)]
+struct Spec {
+    ranks: usize,
+    heads: usize,
+    /// Most tokens of a step.
+    batch: usize,
+    form: MlaCacheForm,
+    multicast: bool,
+}
+
+impl Spec {
+    fn element(&self) -> QueryElement {
+        if self.form == MlaCacheForm::Fp8Ds { QueryElement::Bf16 } else { QueryElement::E4m3 }
+    }
+
+    fn mailbox(&self) -> MailboxShape {
+        let q_heads = if self.ranks * self.heads <= 64 { 64 } else { 128 };
+        MailboxShape::new(self.ranks, self.heads, q_heads, self.batch, self.element()).unwrap()
+    }
+
+    fn shape(&self) -> MlaShape {
+        let shape = MlaShape::new(self.heads, self.batch, self.form, PAGE_TOKENS).unwrap();
+        shape.with_publication(Publication { mailbox: self.mailbox(), multicast: self.multicast }).unwrap()
+    }
+}
+
+struct Rank {
+    mailbox: QueryMailbox,
+    query: MlaQuery,
+    gather: Gather,
+    resident: Resident,
+    gathered: Buffer<u32>,
+    step: Step,
+}
+
+struct Group {
+    spec: Spec,
+    ranks: Vec<Rank>,
+}
+
+impl Group {
+    /// Every rank has its own weights; the tokens are the same.
+    fn new(spec: Spec, devices: &[Device], rows: &[u16]) -> Group {
+        let members: Vec<Arc<dyn Rendezvous>> =
+            in_process(spec.ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>).collect();
+        let limits = Limits { poll: Duration::from_millis(500), collective: Duration::from_secs(30) };
+        let mailboxes: Vec<QueryMailbox> = std::thread::scope(|scope| {
+            let calls: Vec<_> = members
+                .iter()
+                .zip(devices)
+                .map(|(member, device)| {
+                    scope.spawn(move || {
+                        QueryMailbox::with_limits(device, member.clone(), spec.mailbox(), limits).unwrap()
+                    })
+                })
+                .collect();
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
+        });
+        let ranks = mailboxes.into_iter().zip(devices).enumerate().map(|(rank, (mailbox, device))| {
+            let mut step = Step::random(100 + rank as u64, spec.heads, spec.batch);
+            step.qkv = rows.to_vec();
+            let gather = GatherShape::new(spec.mailbox()).with_copy(true);
+            Rank {
+                query: MlaQuery::new(device, spec.shape()).unwrap(),
+                gather: Gather::new(device, gather).unwrap(),
+                resident: Resident::new(device, &step, spec.shape()),
+                gathered: device.alloc(spec.batch * spec.mailbox().token_bytes() / 4).unwrap(),
+                step,
+                mailbox,
+            }
+        });
+        Group { spec, ranks: ranks.collect() }
+    }
+
+    fn query(&self, rank: usize, tokens: usize) -> Result<(), MlaError> {
+        let Rank { mailbox, query, resident, step, .. } = &self.ranks[rank];
+        query.launch(&resident.stream, &MlaStep { tokens, mailbox: Some(mailbox), ..resident.step(step) })
+    }
+
+    fn gather(&self, rank: usize, tokens: usize) -> Result<(), DcpError> {
+        let Rank { mailbox, gather, resident, gathered, .. } = &self.ranks[rank];
+        gather.launch(&resident.stream, mailbox, &GatherStep { tokens, out: Some(gathered.as_view()) })
+    }
+
+    /// One call on every rank, all queries first: ranks that share a GPU may share its launch queues.
+    fn launch(&self, tokens: usize) {
+        (0..self.spec.ranks).for_each(|rank| self.query(rank, tokens).unwrap());
+        (0..self.spec.ranks).for_each(|rank| self.gather(rank, tokens).unwrap());
+    }
+
+    fn poison(&self) {
+        for Rank { resident, gathered, .. } in &self.ranks {
+            resident.poison();
+            gathered.fill_bytes(&resident.stream, POISON).unwrap();
+        }
+    }
+
+    /// Every rank has gathered every rank's own rows, bit for bit, and nothing else was written.
+    #[track_caller]
+    fn verify(&self, tokens: usize) {
+        for Rank { mailbox, resident, .. } in &self.ranks {
+            mailbox.check(&resident.stream).unwrap();
+        }
+        let Spec { ranks, heads, .. } = self.spec;
+        let shape = self.spec.mailbox();
+        let row = shape.row_bytes();
+        let own: Vec<Vec<u8>> = self.ranks.iter().map(|rank| rank.resident.read(&rank.step).query).collect();
+        for (at, Rank { resident, gathered, .. }) in self.ranks.iter().enumerate() {
+            let gathered = gathered.copy_to_vec(&resident.stream).unwrap();
+            let gathered: Vec<u8> = gathered.iter().flat_map(|word| word.to_le_bytes()).collect();
+            for (index, got) in gathered.chunks(row).enumerate() {
+                let (token, head) = (index / shape.q_heads(), index % shape.q_heads());
+                let place = format!("rank {at}, token {token}, head {head} of {:?}", self.spec);
+                if token < tokens && head < ranks * heads {
+                    let want = &own[head / heads][(token * heads + head % heads) * row..][..row];
+                    assert!(got == want, "{place}");
+                    assert!(got.chunks(4).all(|word| *word != [0xFF; 4]), "a sentinel: {place}");
+                } else {
+                    assert!(got.iter().all(|byte| *byte == POISON), "{place}");
+                }
+            }
+        }
+    }
+}
+
+/// On simulated devices in fixed orders and `seeds` random ones, and with every rank on the one GPU if there is one.
+fn everywhere(spec: Spec, seeds: u64, rows: &[u16], body: impl Fn(&Group)) {
+    for config in orders(seeds) {
+        let devices = Device::simulated_group(SimConfig { devices: spec.ranks, ..config });
+        body(&Group::new(spec, &devices, rows));
+    }
+    if !spec.multicast {
+        on_gpu(|device| body(&Group::new(spec, &vec![device.clone(); spec.ranks], rows)));
+    }
+}
+
+fn rows(spec: &Spec) -> Vec<u16> {
+    Step::random(7, 1, spec.batch).qkv
+}
+
+#[test]
+fn every_rank_gathers_every_rank_s_query() {
+    for (ranks, heads, batch, form, multicast) in [
+        (2, 2, 2, MlaCacheForm::Fp8Ds, false),
+        (2, 8, 3, MlaCacheForm::Nvfp4Ds, true),
+        (4, 1, 8, MlaCacheForm::Fp8Multiply, false),
+        (8, 1, 1, MlaCacheForm::Fp8Ds, true),
+    ] {
+        let spec = Spec { ranks, heads, batch, form, multicast };
+        everywhere(spec, 1, &rows(&spec), |group| {
+            for tokens in [batch, batch.div_ceil(2), batch] {
+                group.poison();
+                group.launch(tokens);
+                group.verify(tokens);
+            }
+        });
+    }
+}
+
+#[test]
+fn tiles_publish_too() {
+    for (form, multicast, batch) in
+        [(MlaCacheForm::Fp8Ds, false, 20), (MlaCacheForm::Fp8Divide, true, 9), (MlaCacheForm::Nvfp4Ds, false, 40)]
+    {
+        let spec = Spec { ranks: 2, heads: 1, batch, form, multicast };
+        everywhere(spec, 1, &rows(&spec), |group| {
+            for tokens in [batch, batch - 8] {
+                group.poison();
+                group.launch(tokens);
+                group.verify(tokens);
+            }
+        });
+    }
+}
+
+#[test]
+fn what_a_kernel_publishes_is_what_one_that_does_not_computes() {
+    for (batch, form) in [(3, MlaCacheForm::Fp8Ds), (3, MlaCacheForm::Fp8Divide), (17, MlaCacheForm::Nvfp4Ds)] {
+        let spec = Spec { ranks: 1, heads: 2, batch, form, multicast: false };
+        everywhere(spec, 0, &rows(&spec), |group| {
+            let Rank { step, resident, mailbox, .. } = &group.ranks[0];
+            group.poison();
+            group.launch(batch);
+            group.verify(batch);
+            let published = resident.read(step);
+            let plain = MlaShape::new(2, batch, form, PAGE_TOKENS).unwrap();
+            let alone = run(mailbox.device(), step, plain);
+            assert_eq!((alone.query, alone.cache), (published.query, published.cache));
+        });
+    }
+}
+
+#[test]
+fn nan_and_infinity_are_no_sentinels() {
+    for form in [MlaCacheForm::Fp8Ds, MlaCacheForm::Nvfp4Ds] {
+        let spec = Spec { ranks: 2, heads: 1, batch: 4, form, multicast: false };
+        let mut rows = rows(&spec);
+        for (token, bits) in [0xFFFFu16, 0x7F81, 0xFF80, 0x7FFF].into_iter().enumerate() {
+            rows[token * QKV..][..K_PE.end].fill(bits);
+        }
+        // One NaN among ordinary values is enough.
+        rows[3 * QKV..][..QUERY].fill(0x3F80);
+        everywhere(spec, 1, &rows, |group| {
+            for _ in 0..3 {
+                group.poison();
+                group.launch(4);
+                group.verify(4);
+            }
+        });
+    }
+}
+
+#[test]
+fn graphs_and_eager_calls_share_the_calls() {
+    let spec = Spec { ranks: 2, heads: 1, batch: 2, form: MlaCacheForm::Fp8Ds, multicast: false };
+    everywhere(spec, 1, &rows(&spec), |group| {
+        // An odd number of calls per graph.
+        let graphs: Vec<_> = (0..spec.ranks)
+            .map(|rank| {
+                Graph::capture(&group.ranks[rank].resident.stream, |_| {
+                    for tokens in [2, 1, 2] {
+                        group.query(rank, tokens).unwrap();
+                        group.gather(rank, tokens).unwrap();
+                    }
+                    Ok(())
+                })
+                .unwrap()
+            })
+            .collect();
+        for round in 0..3 {
+            group.poison();
+            for (graph, rank) in graphs.iter().zip(&group.ranks) {
+                graph.launch(&rank.resident.stream).unwrap();
+            }
+            if round == 1 {
+                group.launch(2);
+            }
+            group.verify(2);
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_never_comes_fails_the_others_and_reset_restores_service() {
+    let spec = Spec { ranks: 3, heads: 1, batch: 2, form: MlaCacheForm::Fp8Divide, multicast: false };
+    everywhere(spec, 1, &rows(&spec), |group| {
+        group.launch(2);
+        for rank in [0, 2] {
+            group.query(rank, 2).unwrap();
+        }
+        for rank in [0, 2] {
+            group.gather(rank, 2).unwrap();
+        }
+        for rank in [0, 2] {
+            let Rank { mailbox, resident, .. } = &group.ranks[rank];
+            let verdict = mailbox.check(&resident.stream);
+            assert!(
+                matches!(verdict, Err(DcpError::PeerLate { peer: 1, epoch: 2, waiting: Waiting::Query, .. })),
+                "{verdict:?}"
+            );
+        }
+        std::thread::scope(|scope| {
+            for Rank { mailbox, resident, .. } in &group.ranks {
+                scope.spawn(|| mailbox.reset(&resident.stream).unwrap());
+            }
+        });
+        for _ in 0..3 {
+            group.poison();
+            group.launch(2);
+            group.verify(2);
+        }
+    });
+}
+
+#[test]
+fn mailboxes_that_do_not_fit_are_refused() {
+    let spec = Spec { ranks: 2, heads: 2, batch: 4, form: MlaCacheForm::Fp8Ds, multicast: false };
+    let plain = MlaShape::new(2, 4, spec.form, PAGE_TOKENS).unwrap();
+    let with = |shape: MlaShape, mailbox| shape.with_publication(Publication { mailbox, multicast: false });
+    let mailbox = |heads, tokens, element| MailboxShape::new(2, heads, 64, tokens, element).unwrap();
+    for wrong in
+        [mailbox(3, 4, QueryElement::Bf16), mailbox(2, 3, QueryElement::Bf16), mailbox(2, 4, QueryElement::E4m3)]
+    {
+        assert!(matches!(with(plain, wrong), Err(MlaError::MailboxUnsupported { .. })), "{wrong}");
+    }
+    let late = plain.with_late(true).unwrap();
+    assert!(matches!(with(late, spec.mailbox()), Err(MlaError::LatePublication)));
+    assert!(matches!(spec.shape().with_late(true), Err(MlaError::LatePublication)));
+
+    // One device stands for both ranks: no multicast address.
+    let device = Device::simulated(SimConfig::default());
+    let group = Group::new(spec, &[device.clone(), device.clone()], &rows(&spec));
+    let Rank { resident, step, mailbox: own, query, .. } = &group.ranks[0];
+    let stream = &resident.stream;
+    let refused = query.launch(stream, &MlaStep { mailbox: None, ..resident.step(step) });
+    assert!(matches!(refused, Err(MlaError::Presence { buffer: "mailbox", given: false, .. })));
+    let alone = MlaQuery::new(&device, plain).unwrap();
+    let refused = alone.launch(stream, &MlaStep { mailbox: Some(own), ..resident.step(step) });
+    assert!(matches!(refused, Err(MlaError::Presence { buffer: "mailbox", given: true, .. })));
+    let other = with(plain, mailbox(2, 5, QueryElement::Bf16)).unwrap();
+    let refused =
+        MlaQuery::new(&device, other).unwrap().launch(stream, &MlaStep { mailbox: Some(own), ..resident.step(step) });
+    assert!(matches!(refused, Err(MlaError::WrongMailbox { .. })));
+    let multicast = Spec { multicast: true, ..spec }.shape();
+    let refused = MlaQuery::new(&device, multicast)
+        .unwrap()
+        .launch(stream, &MlaStep { mailbox: Some(own), ..resident.step(step) });
+    assert!(matches!(refused, Err(MlaError::NoMulticast)));
+}
