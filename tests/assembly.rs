@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dsa_core::Ownership;
 use dsa_core::consts::Q_MAX;
 use dsa_core::layout::mla_entry::MlaCacheForm;
-use dsa_dcp::ExchangeShape;
 use dsa_dcp::local_ends;
+use dsa_dcp::mailbox::gather;
 use dsa_dcp::merge::{self, MergeShape};
+use dsa_dcp::{ExchangeShape, GatherShape, MailboxShape, QueryElement};
 use dsa_kernels::local_topk::{self, LocalTopkShape};
 use dsa_kernels::score::{self, ScoreShape};
 use dsa_kernels::select::{self, SelectShape};
-use mla_query::{MlaShape, query};
+use mla_query::{MlaShape, Publication, query};
 use ptx::{KernelIr, Target};
 use ptxas::{Ptxas, Report};
 
@@ -51,7 +52,11 @@ fn specialisations() -> Vec<Specialisation> {
         let kernel = local_ends::build(Ownership::new(ranks, interleave).unwrap(), Target::Sm90a).unwrap();
         all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
     }
-    for shape in mla_shapes() {
+    for shape in gather_shapes() {
+        let kernel = gather::build(&shape, Target::Sm90a).unwrap();
+        all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
+    }
+    for shape in mla_shapes().into_iter().chain(publishing_shapes()) {
         let kernel = query::build(&shape, Target::Sm90a).unwrap();
         all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
     }
@@ -72,6 +77,47 @@ fn mla_shapes() -> Vec<MlaShape> {
         shapes.push(shape(heads, 4, MlaCacheForm::Nvfp4Ds, 65).with_hold(true));
     }
     shapes
+}
+
+/// A mailbox of the deployed heads per rank.
+fn mailbox(ranks: usize, heads: usize, element: QueryElement) -> MailboxShape {
+    MailboxShape::new(ranks, heads, if ranks * heads <= 64 { 64 } else { 128 }, 128, element).unwrap()
+}
+
+/// Both cluster sizes, both tiles and a single token, each element, by a store per rank and by multicast.
+fn publishing_shapes() -> Vec<MlaShape> {
+    let mut shapes = Vec::new();
+    for (heads, batch, ranks) in [6, 12]
+        .into_iter()
+        .flat_map(|heads| [1, 8, 9, 17].map(|batch| (heads, batch)))
+        .flat_map(|(heads, batch)| [(heads, batch, 2), (heads, batch, 8)])
+    {
+        for (form, element) in [(MlaCacheForm::Fp8Ds, QueryElement::Bf16), (MlaCacheForm::Nvfp4Ds, QueryElement::E4m3)]
+        {
+            let plain = MlaShape::new(heads, batch, form, 64).unwrap().with_qc(batch == 8);
+            for multicast in [false, true] {
+                let mailbox = mailbox(ranks, heads, element);
+                shapes.push(plain.with_publication(Publication { mailbox, multicast }).unwrap());
+            }
+        }
+    }
+    let (one, most) = (mailbox(16, 1, QueryElement::Bf16), mailbox(16, 8, QueryElement::Bf16));
+    for (heads, mailbox) in [(1, one), (8, most)] {
+        let plain = MlaShape::new(heads, 8, MlaCacheForm::Fp8Ds, 64).unwrap().with_hold(true);
+        shapes.push(plain.with_publication(Publication { mailbox, multicast: false }).unwrap());
+    }
+    shapes
+}
+
+/// Every flag and element of the deployed mailboxes.
+fn gather_shapes() -> Vec<GatherShape> {
+    let mailboxes = [(1, 1), (2, 6), (8, 6), (8, 12), (16, 8)].into_iter().flat_map(|(ranks, heads)| {
+        [QueryElement::Bf16, QueryElement::E4m3].map(|element| mailbox(ranks, heads, element))
+    });
+    let flags = [(false, false), (false, true), (true, false), (true, true)];
+    mailboxes
+        .flat_map(|mailbox| flags.map(|(copy, hold)| GatherShape::new(mailbox).with_copy(copy).with_hold(hold)))
+        .collect()
 }
 
 /// Every N with the deployed number of ranks, and every form of the deployed ones.
@@ -339,13 +385,28 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         slots: DevicePtr::from_address(9),
         q_scale_inv: DevicePtr::NULL,
         k_scale: DevicePtr::from_address(10),
-        capacity: 11,
+        boxes: DevicePtr::from_address(11),
+        peers: DevicePtr::NULL,
+        multicast: 1 << 41,
+        call: DevicePtr::from_address(12),
+        status: DevicePtr::from_address(13),
+        capacity: 14,
         page_stride: 1 << 40,
-        token_stride: 12,
-        qkv_stride: 13,
-        tokens: 14,
-        heads: 15,
+        token_stride: 15,
+        qkv_stride: 16,
+        tokens: 17,
+        heads: 18,
+        rank: 19,
         eps: 1e-5,
+    };
+    let gather_args = gather::GatherArgs {
+        out: DevicePtr::NULL,
+        boxes: DevicePtr::from_address(1),
+        state: DevicePtr::from_address(2),
+        status: DevicePtr::from_address(3),
+        timeout_ns: 1 << 40,
+        tokens: 4,
+        parts: 5,
     };
     let mla_packed = ArgBuffer::pack(&mla_args);
     let local_args = local_topk::LocalTopkArgs {
@@ -401,6 +462,7 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         ("local_topk", ArgBuffer::pack(&local_args)),
         ("merge", ArgBuffer::pack(&merge_args)),
         ("local_ends", ArgBuffer::pack(&ends_args)),
+        ("gather", ArgBuffer::pack(&gather_args)),
     ];
     let mut seen = kinds.each_ref().map(|_| 0);
     for one in specialisations() {

@@ -6,7 +6,8 @@
 use std::path::Path;
 
 use dsa_core::layout::mla_entry::MlaCacheForm;
-use mla_query::{MlaShape, query};
+use dsa_dcp::{MailboxShape, QueryElement};
+use mla_query::{MlaShape, Publication, query};
 use ptx::Target;
 
 /// The text without `.file` and `.loc`.
@@ -19,10 +20,17 @@ fn without_lines(ptx: &str) -> String {
 fn every_canonical_kernel_prints_its_golden_text() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     let bless = std::env::var_os("BLESS").is_some_and(|v| v == "1");
-    for (heads, batch, form) in
-        [(6, 1, MlaCacheForm::Fp8Ds), (12, 1, MlaCacheForm::Nvfp4Ds), (6, 16, MlaCacheForm::Fp8Divide)]
-    {
-        let shape = MlaShape::new(heads, batch, form, 64).unwrap().with_qc(true);
+    let shape = |heads, batch, form| MlaShape::new(heads, batch, form, 64).unwrap().with_qc(true);
+    let mailbox = MailboxShape::new(8, 12, 128, 64, QueryElement::Bf16).unwrap();
+    let publishing =
+        |multicast| shape(12, 4, MlaCacheForm::Fp8Ds).with_publication(Publication { mailbox, multicast }).unwrap();
+    for shape in [
+        shape(6, 1, MlaCacheForm::Fp8Ds),
+        shape(12, 1, MlaCacheForm::Nvfp4Ds),
+        shape(6, 16, MlaCacheForm::Fp8Divide),
+        publishing(false),
+        publishing(true),
+    ] {
         let got = without_lines(&query::build(&shape, Target::Sm90a).unwrap().ptx());
         let file = folder.join(format!("{}.ptx", shape.name()));
         if bless {

@@ -8,7 +8,7 @@ use super::shape::MailboxShape;
 use crate::layout::{LATE_QUERY, STATUS_WORDS};
 
 /// Chunks that a thread polls at a time.
-const POLLS: u32 = 8;
+const POLLS: u32 = 4;
 
 /// The threads that work on a mailbox together: some whole warps of every CTA. When publishing, some thread of every CTA
 /// must [`send`](Outbox::send) something: by that its refill is acquired.

@@ -10,7 +10,7 @@
 //! written. Attention that takes a pointer known at capture reads `out`; one that looks at the call's number reads the box.
 //!
 //! # Decomposition
-//! Tiles of up to 64 tokens, each polled by CTAs of its own, 8 chunks per thread under way at a time.
+//! Tiles of up to 64 tokens, each polled by CTAs of its own, 4 chunks per thread under way at a time.
 //!
 //! # Synchronisation
 //! Waits for its predecessors before it polls: the query kernel has then published, so no CTA spins for one of its own
@@ -37,7 +37,7 @@ pub const TILE_TOKENS: usize = 64;
 /// Most CTAs of a tile: about one per multiprocessor.
 const PARTS_MAX: usize = 128;
 /// Chunks that a CTA should have to itself.
-const PART_CHUNKS: usize = 8 * THREADS as usize;
+const PART_CHUNKS: usize = 4 * THREADS as usize;
 
 kernel_args! {
     /// Arguments of the gather.

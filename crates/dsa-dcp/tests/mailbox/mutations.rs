@@ -226,6 +226,6 @@ fn what_peers_write_is_accessed_at_system_scope() {
     let shape = Spec::new(3).shape;
     let gather = dsa_dcp::mailbox::gather::build(&dsa_dcp::GatherShape::new(shape), ptx::Target::Sm90a).unwrap();
     let text = gather.ptx();
-    assert_eq!(text.matches("ld.relaxed.sys.global.v4.b32").count(), 8, "{text}");
+    assert_eq!(text.matches("ld.relaxed.sys.global.v4.b32").count(), 4, "{text}");
     assert_eq!(text.matches("fence.acq_rel.sys").count(), 1);
 }
