@@ -66,6 +66,15 @@ pub enum Error {
         /// The scratch's device.
         expected: String,
     },
+    /// A query that runs before the indexer but stores nothing that the indexer's query could be made from.
+    #[error("{query} stores no q_c: build it with q_c, or late")]
+    NoQc {
+        /// The kernel.
+        query: String,
+    },
+    /// The MLA query could not be built or launched.
+    #[error(transparent)]
+    Query(#[from] mla_query::MlaError),
     /// A kernel could not be built or launched.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -3,6 +3,7 @@
 //! - [`IndexerScratch`]: logits, tops, outputs and compiled kernels, reserved once per device.
 //! - [`FusedIndexer`]: one layer. [`FusedIndexer::supports`] says why a step cannot be served; [`FusedIndexer::run`]
 //!   launches the two kernels, allocating and waiting for nothing, so it can be captured in a [`gpu::Graph`].
+//! - [`DecodeLayer`]: the MLA query before it, or beside its end.
 //! - [`step_file`]: decode steps as safetensors files, with expected answers; [`check`] compares a device's answer.
 //!
 //! ```
@@ -58,6 +59,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod decode_layer;
 mod error;
 mod indexer;
 mod kernels;
@@ -66,6 +68,7 @@ mod scratch;
 mod step;
 pub mod step_file;
 
+pub use decode_layer::DecodeLayer;
 pub use error::Error;
 pub use indexer::{FusedIndexer, IndexerConfig, Selected};
 pub use layer::{LayerSpec, StepShape, Unsupported};
