@@ -75,6 +75,20 @@ pub(crate) fn agree_on_shape(group: &dyn Rendezvous, shape: ExchangeShape, limit
     Ok(())
 }
 
+/// No rank of `group` has `captured`. Collective.
+pub(crate) fn refuse_captured(
+    group: &dyn Rendezvous,
+    captured: &AtomicBool,
+    (have, rows): (usize, usize),
+    limit: Duration,
+) -> Result<(), DcpError> {
+    let captured = group.all_gather(&[u8::from(captured.load(Ordering::Relaxed))], limit)?;
+    match captured.iter().position(|flag| flag != &[0]) {
+        Some(rank) => Err(DcpError::Captured { rank, rows, have }),
+        None => Ok(()),
+    }
+}
+
 impl Exchange {
     /// Sets up the exchange of `group` on `device`. Collective: every rank calls it with the same shape.
     ///
@@ -195,11 +209,8 @@ impl Exchange {
         let Inner { device, group, shape, limits, captured, .. } = &*self.inner;
         let shape = shape.with_rows(rows)?;
         stream.synchronize()?;
-        // Nobody's kernels write here any more.
-        let captured = group.all_gather(&[u8::from(captured.load(Ordering::Relaxed))], limits.collective)?;
-        if let Some(rank) = captured.iter().position(|flag| flag != &[0]) {
-            return Err(DcpError::Captured { rank, rows, have: self.inner.shape.rows() });
-        }
+        // After this, nobody's kernels write here any more.
+        refuse_captured(&**group, captured, (self.inner.shape.rows(), rows), limits.collective)?;
         Exchange::with_limits(device, group.clone(), shape, *limits)
     }
 

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::all_gather::{AllGather, finished};
 use crate::error::DcpError;
-use crate::exchange::{Limits, agree_on_shape};
+use crate::exchange::{Limits, agree_on_shape, refuse_captured};
 use crate::layout::{LATE_GATHER, STATUS_WORDS, decode_status};
 use crate::rendezvous::Rendezvous;
 use crate::shape::ExchangeShape;
@@ -64,6 +64,11 @@ impl GatheredTopk {
         let first = kernel(LocalTopkShape::new(shape.n(), shape.topk())?)?;
         Ok(GatheredTopk { first, full: kernel(LocalTopkShape::full(shape.topk())?)? })
     }
+
+    /// From compiled kernels of [`LocalTopkShape::new`] and [`LocalTopkShape::full`].
+    pub fn from_kernels(first: IndexerLocalTopk, full: IndexerLocalTopk) -> Self {
+        GatheredTopk { first, full }
+    }
 }
 
 /// The exchange of one rank. Cheap to clone; all clones are the same exchange.
@@ -85,6 +90,8 @@ struct Inner {
     /// For what must not queue behind a gather.
     aside: Mutex<Stream>,
     gave_up: AtomicBool,
+    /// Whether a graph has captured its addresses.
+    captured: AtomicBool,
 }
 
 impl std::fmt::Debug for GatheredExchange {
@@ -121,6 +128,7 @@ impl GatheredExchange {
             status: device.alloc_zeros(STATUS_WORDS)?,
             aside: Mutex::new(device.stream()?),
             gave_up: AtomicBool::new(false),
+            captured: AtomicBool::new(false),
             group,
             gather,
         };
@@ -163,8 +171,11 @@ impl GatheredExchange {
     /// Sizes that disagree, before anything is launched; ranks that do not come, as far as the gather's host side waits for
     /// them; what the device refuses.
     pub fn launch(&self, stream: &Stream, topk: &GatheredTopk, step: &GatheredStep<'_>) -> Result<(), DcpError> {
-        let Inner { shape, sent, received, full_counts, gather, .. } = &*self.inner;
+        let Inner { shape, sent, received, full_counts, gather, captured, .. } = &*self.inner;
         let rows = step.counts.len();
+        if !captured.load(Ordering::Relaxed) && stream.is_capturing()? {
+            captured.store(true, Ordering::Relaxed);
+        }
         if rows > shape.rows() {
             return Err(DcpError::RowsOutOfRange { rows, max: shape.rows() });
         }
@@ -183,6 +194,18 @@ impl GatheredExchange {
         topk.first.launch(stream, &local(part.view(..words)?, step.counts.clone()))?;
         topk.full.launch(stream, &local(part.view(words..words + lists)?, full_counts.view(..rows)?))?;
         gather.enqueue(stream, sent, (words + lists) / 2, received)
+    }
+
+    /// As [`Exchange::grown`](crate::Exchange::grown).
+    ///
+    /// # Errors
+    /// As [`Exchange::grown`](crate::Exchange::grown).
+    pub fn grown(&self, stream: &Stream, rows: usize) -> Result<GatheredExchange, DcpError> {
+        let Inner { device, group, gather, shape, limits, captured, .. } = &*self.inner;
+        let larger = shape.with_rows(rows)?;
+        stream.synchronize()?;
+        refuse_captured(&**group, captured, (shape.rows(), rows), limits.collective)?;
+        GatheredExchange::new(device, group.clone(), gather.clone(), larger, *limits)
     }
 
     /// Waits for `stream`, but no longer than the limit of a poll, and says whether every exchange so far was complete. Not

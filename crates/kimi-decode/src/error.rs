@@ -5,7 +5,7 @@ use dsa_kernels::KernelError;
 use crate::layer::{StepShape, Unsupported};
 
 /// An error of the decode layer. From [`FusedIndexer::run`](crate::FusedIndexer::run), everything but
-/// [`Error::Kernel`] and [`Error::Device`] means that nothing was launched.
+/// [`Error::Kernel`], [`Error::Dcp`] and [`Error::Device`] means that nothing was launched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -66,6 +66,9 @@ pub enum Error {
         /// The scratch's device.
         expected: String,
     },
+    /// The exchange with other ranks could not be set up, or has failed.
+    #[error(transparent)]
+    Dcp(#[from] dsa_dcp::DcpError),
     /// A query that runs before the indexer but stores nothing that the indexer's query could be made from.
     #[error("{query} stores no q_c: build it with q_c, or late")]
     NoQc {

@@ -1,5 +1,9 @@
 //! The fused indexer of one layer.
 
+mod sharded;
+
+pub use sharded::{DcpIndexerConfig, Packed, Sharded};
+
 use std::sync::Arc;
 
 use dsa_core::KvShape;
@@ -48,19 +52,32 @@ struct Plan {
     select: IndexerSelect,
 }
 
-/// Score and select of one layer.
-pub struct FusedIndexer {
-    scratch: Arc<IndexerScratch>,
+/// The indexer of one layer: score and select of [whole](Whole) contexts, or, with a [part](Sharded) of each on every
+/// rank, score, local top-k, exchange and merge.
+pub struct FusedIndexer<F = Whole> {
     layer: LayerSpec,
     keys: KeyCache,
     kv: KvShape,
-    plans: Vec<Plan>,
     ids: bool,
+    form: F,
+}
+
+/// Contexts lie on one device.
+pub struct Whole {
+    scratch: Arc<IndexerScratch>,
+    plans: Vec<Plan>,
 }
 
 impl std::fmt::Debug for FusedIndexer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FusedIndexer({:?} over {:?})", self.layer, self.scratch)
+        write!(f, "FusedIndexer({:?} over {:?})", self.layer, self.form.scratch)
+    }
+}
+
+impl<F> FusedIndexer<F> {
+    /// The layer's sizes.
+    pub fn layer(&self) -> &LayerSpec {
+        &self.layer
     }
 }
 
@@ -113,17 +130,12 @@ impl FusedIndexer {
                 select: scratch.kernels.select(device, select)?,
             });
         }
-        Ok(FusedIndexer { scratch: scratch.clone(), layer, keys, kv, plans, ids })
-    }
-
-    /// The layer's sizes.
-    pub fn layer(&self) -> &LayerSpec {
-        &self.layer
+        Ok(FusedIndexer { layer, keys, kv, ids, form: Whole { scratch: scratch.clone(), plans } })
     }
 
     /// The scratch that holds the outputs.
     pub fn scratch(&self) -> &Arc<IndexerScratch> {
-        &self.scratch
+        &self.form.scratch
     }
 
     /// Scores and selects a step: two launches on `stream`, each overlapping its predecessor as far as dependent launches
@@ -140,10 +152,10 @@ impl FusedIndexer {
         if rows == 0 {
             return Ok(selected);
         }
-        let plan = self.plans.iter().find(|plan| plan.shape == step.shape);
+        let plan = self.form.plans.iter().find(|plan| plan.shape == step.shape);
         let plan = plan.ok_or(Error::NotPlanned { shape: step.shape })?;
-        expect_device(self.scratch.device(), "stream", stream.device())?;
-        let checked = step.check(self.scratch.device(), self.kv.page(), self.scratch.spec().length_max)?;
+        expect_device(self.form.scratch.device(), "stream", stream.device())?;
+        let checked = step.check(self.form.scratch.device(), self.kv.page(), self.form.scratch.spec().length_max)?;
         plan.score.launch(
             stream,
             &ScoreStep {
@@ -154,13 +166,13 @@ impl FusedIndexer {
                 row_ends: step.row_ends.clone(),
                 length_max: checked.length_max,
             },
-            &ScoreOutput::Compact { logits: self.scratch.logits(), tops: self.scratch.tops() },
+            &ScoreOutput::Compact { logits: self.form.scratch.logits(), tops: self.form.scratch.tops() },
         )?;
         plan.select.launch(
             stream,
             &SelectStep {
-                logits: self.scratch.logits(),
-                tops: self.scratch.tops(),
+                logits: self.form.scratch.logits(),
+                tops: self.form.scratch.tops(),
                 table: checked.kv_table,
                 kv: self.kv,
                 row_ends: step.row_ends.clone(),
@@ -175,15 +187,15 @@ impl FusedIndexer {
 
     /// The first `rows` rows of the scratch's outputs.
     fn outputs(&self, rows: usize) -> Result<Selected<'_>, Error> {
-        let rows_max = self.scratch.spec().rows_max;
+        let rows_max = self.form.scratch.spec().rows_max;
         if rows > rows_max {
             return Err(Unsupported::ScratchRows { rows, rows_max }.into());
         }
         let slots = rows * self.layer.topk;
-        let ids = self.scratch.ids.as_ref().filter(|_| self.ids);
+        let ids = self.form.scratch.ids.as_ref().filter(|_| self.ids);
         Ok(Selected {
-            rows: self.scratch.rows.view(..slots)?,
-            counts: self.scratch.counts.view(..rows)?,
+            rows: self.form.scratch.rows.view(..slots)?,
+            counts: self.form.scratch.counts.view(..rows)?,
             ids: ids.map(|ids| ids.view(..slots)).transpose()?,
         })
     }

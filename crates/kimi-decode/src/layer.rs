@@ -73,6 +73,11 @@ impl LayerSpec {
         ScoreShape::new(shape.q, ScoreForm::Compact { topk }, self.scale_form)
     }
 
+    /// The score kernel of steps of `shape` of a rank that has a part of the context.
+    pub(crate) fn pitched_score_shape(&self, shape: StepShape) -> Result<ScoreShape, ShapeError> {
+        ScoreShape::new(shape.q, ScoreForm::Pitched, self.scale_form)
+    }
+
     /// The select kernel of steps of `shape`, without ids and hold.
     pub(crate) fn select_shape(&self, shape: StepShape) -> Result<SelectShape, ShapeError> {
         SelectShape::new(shape.q, self.topk, self.kv_page)
@@ -147,6 +152,28 @@ pub enum Unsupported {
         /// Keys reserved per row.
         topk_max: usize,
     },
+    /// A layer of another top-k or context than the scratch that its ranks share.
+    #[error(
+        "a layer of top-{topk} over {context_len_max} tokens: the ranks share a scratch of top-{of_topk} over {of_context_len_max}"
+    )]
+    ScratchShared {
+        /// Keys picked per row.
+        topk: usize,
+        /// The layer's longest context, in tokens.
+        context_len_max: usize,
+        /// The scratch's keys per row.
+        of_topk: usize,
+        /// The scratch's longest context, in tokens.
+        of_context_len_max: usize,
+    },
+    /// Steps that no transport between the ranks serves.
+    #[error("{rows} rows cannot be exchanged: {reason}")]
+    NoTransport {
+        /// Rows of the step.
+        rows: usize,
+        /// Why not.
+        reason: String,
+    },
     /// Ids asked for, but the scratch was reserved without them.
     #[error("ids were asked for, but the scratch was reserved without room for them")]
     ScratchIds,
@@ -162,6 +189,24 @@ pub(crate) fn supports(
     layer: &LayerSpec,
     shape: StepShape,
 ) -> Result<(), Unsupported> {
+    check_layer(device, layer, shape)?;
+    layer.score_shape(shape)?;
+    layer.select_shape(shape)?;
+    if shape.rows > scratch.rows_max {
+        return Err(Unsupported::ScratchRows { rows: shape.rows, rows_max: scratch.rows_max });
+    }
+    if layer.topk > scratch.topk {
+        return Err(Unsupported::ScratchTopk { topk: layer.topk, topk_max: scratch.topk });
+    }
+    if layer.row_len_max() > scratch.length_max {
+        return Err(Unsupported::ScratchLength { length: layer.row_len_max(), length_max: scratch.length_max });
+    }
+    scratch.validate()?;
+    Ok(())
+}
+
+/// As [`supports`], for what does not depend on a scratch.
+pub(crate) fn check_layer(device: &Device, layer: &LayerSpec, shape: StepShape) -> Result<(), Unsupported> {
     if device.info().target != Some(Target::Sm90a) {
         return Err(Unsupported::Architecture { found: device.info().compute_capability, needed: Target::Sm90a });
     }
@@ -181,17 +226,5 @@ pub(crate) fn supports(
     if layer.kv_block_rows as u64 > POOL_ROWS_MAX {
         return Err(Unsupported::KvBlockRows { found: layer.kv_block_rows });
     }
-    layer.score_shape(shape)?;
-    layer.select_shape(shape)?;
-    if shape.rows > scratch.rows_max {
-        return Err(Unsupported::ScratchRows { rows: shape.rows, rows_max: scratch.rows_max });
-    }
-    if layer.topk > scratch.topk {
-        return Err(Unsupported::ScratchTopk { topk: layer.topk, topk_max: scratch.topk });
-    }
-    if layer.row_len_max() > scratch.length_max {
-        return Err(Unsupported::ScratchLength { length: layer.row_len_max(), length_max: scratch.length_max });
-    }
-    scratch.validate()?;
     Ok(())
 }

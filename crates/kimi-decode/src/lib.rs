@@ -3,6 +3,8 @@
 //! - [`IndexerScratch`]: logits, tops, outputs and compiled kernels, reserved once per device.
 //! - [`FusedIndexer`]: one layer. [`FusedIndexer::supports`] says why a step cannot be served; [`FusedIndexer::run`]
 //!   launches the two kernels, allocating and waiting for nothing, so it can be captured in a [`gpu::Graph`].
+//! - [`DcpScratch`], [`FusedIndexer::sharded`]: the same for contexts that are spread over ranks.
+//!   [`FusedIndexer::run_exchange`] selects exactly what one device with the whole context would.
 //! - [`DecodeLayer`]: the MLA query before it, or beside its end.
 //! - [`step_file`]: decode steps as safetensors files, with expected answers; [`check`] compares a device's answer.
 //!
@@ -59,6 +61,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod dcp;
 mod decode_layer;
 mod error;
 mod indexer;
@@ -68,9 +71,10 @@ mod scratch;
 mod step;
 pub mod step_file;
 
+pub use dcp::{DcpGroup, DcpScratch, DcpSpec, Transport};
 pub use decode_layer::DecodeLayer;
 pub use error::Error;
-pub use indexer::{FusedIndexer, IndexerConfig, Selected};
+pub use indexer::{DcpIndexerConfig, FusedIndexer, IndexerConfig, Packed, Selected, Sharded, Whole};
 pub use layer::{LayerSpec, StepShape, Unsupported};
 pub use scratch::{IndexerScratch, ScratchSpec};
 pub use step::{Step, StepTable, TablePer};
