@@ -23,6 +23,7 @@ pub mod numerics;
 pub mod oracle;
 pub mod ownership;
 pub mod shape;
+mod shard;
 pub mod step;
 
 pub use error::ShapeError;

@@ -18,36 +18,14 @@ use dsa_kernels::local_topk::LocalTopkStep;
 use dsa_kernels::score::{IndexerScore, KeyCache, ScoreForm, ScoreOutput, ScoreShape, ScoreStep};
 use gpu::Buffer;
 
-/// `rank`'s part of a step: its keys in pages of its own, its ends. The MLA cache has the same pages.
-fn shard(step: &DecodeStep, own: Ownership, rank: usize, local_len_max: usize) -> DecodeStep {
-    let width = local_len_max.div_ceil(PAGE);
-    let requests = step.requests();
-    // Blocks from the last down, so that no id is its own place.
-    let table: Vec<i32> = (0..(requests * width) as i32).rev().collect();
-    let mut cache = vec![0xA5; requests * width * fp8_page::BYTES];
-    for request in 0..requests {
-        let longest = (0..step.q).map(|i| step.row_len(request * step.q + i)).max().unwrap();
-        for token in (0..longest).filter(|&token| own.rank_of(token) == rank) {
-            let local = own.local_of(token);
-            let block = table[request * width + local / PAGE] as usize;
-            let page = &step.cache[step.table_row(request)[token / PAGE] as usize * step.page_stride..];
-            let (key, word) = fp8_page::read(page, token % PAGE);
-            fp8_page::write(&mut cache[block * fp8_page::BYTES..], local % PAGE, key, word);
-        }
-    }
+/// `rank`'s part of a step. The MLA cache has the same pages as its index cache.
+fn shard(step: &DecodeStep, own: Ownership, rank: usize) -> DecodeStep {
+    let shard = step.shard(own, rank).unwrap();
     DecodeStep {
-        context_len_max: local_len_max,
-        cache,
-        page_stride: fp8_page::BYTES,
-        blocks: requests * width,
-        table: table.clone(),
-        table_stride: width,
-        table_width: width,
-        kv_table: table,
-        kv_table_stride: width,
-        kv_table_width: width,
-        row_ends: step.row_ends.iter().map(|&end| own.local_end(rank, end)).collect(),
-        ..step.clone()
+        kv_table: shard.table.clone(),
+        kv_table_stride: shard.table_stride,
+        kv_table_width: shard.table_width,
+        ..shard
     }
 }
 
@@ -148,13 +126,8 @@ impl Resident {
 
 fn check(spec: &Spec, step: &DecodeStep, group: &Group, want: &[Selection]) {
     let own = spec.own();
-    let local_len_max = spec.exchange().local_len_max();
-    let shards: Vec<_> = group
-        .ranks
-        .iter()
-        .enumerate()
-        .map(|(r, rank)| Resident::new(rank, spec, shard(step, own, r, local_len_max)))
-        .collect();
+    let shards: Vec<_> =
+        group.ranks.iter().enumerate().map(|(r, rank)| Resident::new(rank, spec, shard(step, own, r))).collect();
     // Two layers' worth: the second call finds everything of the first in place.
     for _ in 0..2 {
         shards.iter().zip(&group.ranks).for_each(|(shard, rank)| shard.launch_until_pushed(rank));

@@ -266,7 +266,7 @@ impl FusedIndexer<Sharded> {
     pub fn run_merge(&self, stream: &Stream, step: &Step<'_>) -> Result<Selected<'_>, Error> {
         let (plan, rows) = (self.plan(step.shape)?, step.shape.rows);
         let path = self.path(plan)?;
-        let selected = self.outputs(rows)?;
+        let selected = self.selected(rows)?;
         if rows == 0 {
             return Ok(selected);
         }
@@ -362,8 +362,11 @@ impl FusedIndexer<Sharded> {
         })
     }
 
-    /// The first `rows` rows of the scratch's outputs.
-    fn outputs(&self, rows: usize) -> Result<Selected<'_>, Error> {
+    /// The outputs of `rows` rows in the scratch, as [`run_exchange`](FusedIndexer::run_exchange) returns them.
+    ///
+    /// # Errors
+    /// More rows than the scratch holds.
+    pub fn selected(&self, rows: usize) -> Result<Selected<'_>, Error> {
         let scratch = &self.form.scratch;
         let slots = rows * self.layer.topk;
         let ids = scratch.ids.as_ref().filter(|_| self.ids);
