@@ -106,6 +106,20 @@ pub fn time_graph(c: &mut Criterion, id: &str, stream: &Stream, graph: &Graph, l
     Ok(Samples(samples))
 }
 
+/// Times what is to be compared in turn, after one unmeasured run of each: `rounds` samples of every variant, each of which
+/// runs once and says what it took.
+pub fn in_turn(rounds: usize, variants: &[&dyn Fn() -> Result<f64>]) -> Result<Vec<Samples>> {
+    variants.iter().try_for_each(|variant| variant().map(drop))?;
+    let mut samples = vec![Vec::new(); variants.len()];
+    for _ in 0..rounds {
+        for (variant, samples) in variants.iter().zip(&mut samples) {
+            samples.push(variant()?);
+        }
+    }
+    samples.iter_mut().for_each(|samples| samples.sort_by(f64::total_cmp));
+    Ok(samples.into_iter().map(Samples).collect())
+}
+
 /// The criterion of every bench: short, since one sample is a graph of many launches.
 pub fn criterion() -> Criterion {
     Criterion::default()

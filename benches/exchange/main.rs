@@ -1,0 +1,172 @@
+//! Time of the exchange: local select, merge, and both across ranks, against what the link alone takes.
+//!
+//! On GPUs: inside CUDA graphs with programmatic overlap, answers checked in the same run; what is compared runs in turn. Rank
+//! `r` is on GPU `r % GPUs`. Words that have just arrived lie in the L2, so the inputs stay there. Examples of lines:
+//!
+//! ```text
+//! merge W=8 N=512 rows=64 | 3.10 us | floor 0.66 us, HBM 2.9 MB at 4.37 TB/s, 0.0 GFLOP | 0.21 of the roofline
+//! exchange+merge W=2 N=1152 rows=8 | 5.00 us
+//! ```
+//!
+//! With two GPUs also NCCL's all-gather of the same rows and the same merge. Without a GPU it says so and times the simulator
+//! on a tiny case. `BENCH_PARTS=local,merge,exchange,link` restricts the parts, `BENCH_ROWS=1,8` the rows, `BENCH_SAMPLES`
+//! sets the samples per line; `BENCH_JSON=FILE` keeps the results.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod group;
+mod link;
+mod rig;
+
+use std::time::Instant;
+
+use dsa_dcp::merge;
+use dsa_kernels::local_topk;
+use gpu::{Device, Graph, SimConfig};
+
+use common::{Peak, Report, Result, Samples, graph_us, in_turn, numbers, print_device, wanted};
+use group::Group;
+use rig::{Rig, Spec};
+
+/// Keys of a row on each rank.
+const LOCAL_LEN: usize = 16_384;
+const TOPK: usize = 2048;
+/// The deployed ranks and local top-N.
+const RANKS: usize = 8;
+const N: usize = 512;
+/// Launches in one graph.
+const LAUNCHES: usize = 64;
+
+struct Bench {
+    devices: Vec<Device>,
+    report: Report,
+    samples: usize,
+}
+
+impl Bench {
+    /// `name`'s time against the bytes of its inputs and outputs.
+    fn line(&mut self, name: &str, samples: &Samples, cost: dsa_kernels::Cost) -> f64 {
+        let peak = Peak::of(&self.devices[0]);
+        self.report.line(name, samples, cost, peak, |peak| peak.fp8_flops_per_s)
+    }
+
+    /// The local select, with its push and without.
+    fn local(&mut self) -> Result<()> {
+        for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132]) {
+            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
+            let rig = Rig::new(&self.devices[..1], spec)?;
+            rig.run_checked()?;
+            let rank = &rig.ranks[0];
+            let graph = |push: bool| {
+                Graph::capture_with(&rank.stream, |stream| {
+                    (0..LAUNCHES).try_for_each(|_| match push {
+                        true => rank.launch_push(stream),
+                        false => rank.launch_quiet(stream),
+                    })
+                })
+            };
+            let graphs = [graph(false)?, graph(true)?];
+            let once = |graph: &Graph| graph_us(&rank.stream, graph, LAUNCHES);
+            let timed = in_turn(self.samples, &[&|| once(&graphs[0]), &|| once(&graphs[1])])?;
+            rig.run_checked()?;
+            let lengths = vec![LOCAL_LEN; rows];
+            for ((name, shape), samples) in
+                [("local", rank.quiet.shape()), ("local+push", rank.pushing.shape())].iter().zip(&timed)
+            {
+                self.line(&format!("{name:14} {}", spec.label()), samples, local_topk::cost(shape, &lengths));
+            }
+        }
+        Ok(())
+    }
+
+    /// The merge of words that are all there.
+    fn merge(&mut self) -> Result<()> {
+        for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132, 310]) {
+            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
+            let rig = Rig::new(&self.devices[..1], spec)?;
+            rig.run_checked()?;
+            let rank = &rig.ranks[0];
+            rank.poison()?;
+            let again = rank.merges_again(spec, LAUNCHES, true)?;
+            let graph = Graph::capture_with(&rank.stream, |stream| {
+                (0..LAUNCHES).try_for_each(|launch| again.launch(launch, stream))
+            })?;
+            let once = || {
+                again.prepare()?;
+                graph_us(&rank.stream, &graph, LAUNCHES)
+            };
+            let timed = in_turn(self.samples, &[&once])?;
+            rank.exchange.check(&rank.stream)?;
+            rig.check_rank(0)?;
+            self.line(&format!("{:14} {}", "merge", spec.label()), &timed[0], merge::cost(&rank.merge.shape(), rows));
+        }
+        Ok(())
+    }
+
+    /// Whole steps across ranks.
+    fn exchange(&mut self) -> Result<()> {
+        let several = self.devices.len() > 1;
+        // On one GPU all CTAs of all ranks must be resident together.
+        let rows_max = if several { usize::MAX } else { 64 };
+        for n in [N, 1152] {
+            for rows in numbers("BENCH_ROWS", &[1, 8, 64, 310]).into_iter().filter(|rows| *rows <= rows_max) {
+                let spec = Spec { ranks: 2, n, topk: TOPK, rows, local_len: LOCAL_LEN };
+                Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
+            }
+        }
+        for rows in numbers("BENCH_ROWS", &[1, 8]).into_iter().filter(|rows| *rows <= 8) {
+            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
+            Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
+        }
+        Ok(())
+    }
+}
+
+fn bench_gpu(devices: Vec<Device>) -> Result<()> {
+    print_device(&devices[0]);
+    println!("{} GPUs", devices.len());
+    let samples = numbers("BENCH_SAMPLES", &[15])[0];
+    let mut bench = Bench { devices, report: Report::default(), samples };
+    if wanted("BENCH_PARTS", "link") {
+        group::link(&bench.devices, &mut bench.report, samples)?;
+    }
+    if wanted("BENCH_PARTS", "local") {
+        bench.local()?;
+    }
+    if wanted("BENCH_PARTS", "merge") {
+        bench.merge()?;
+    }
+    if wanted("BENCH_PARTS", "exchange") {
+        bench.exchange()?;
+    }
+    bench.report.finish()
+}
+
+/// A tiny step of two ranks.
+fn bench_simulator(why: &str) -> Result<()> {
+    println!("no GPU ({why}): timing the simulator, which says nothing about the kernels");
+    let devices = Device::simulated_group(SimConfig { devices: 2, ..SimConfig::default() });
+    let spec = Spec { ranks: 2, n: 256, topk: 384, rows: 2, local_len: 600 };
+    let rig = Rig::new(&devices, spec)?;
+    let started = Instant::now();
+    rig.run_checked()?;
+    println!("{} | simulated and checked in {:.3} s", spec.label(), started.elapsed().as_secs_f64());
+    let again = rig.ranks[0].merges_again(spec, 2, true)?;
+    rig.ranks[0].poison()?;
+    again.prepare()?;
+    (0..2).try_for_each(|launch| again.launch(launch, &rig.ranks[0].stream))?;
+    rig.check_rank(0)?;
+    group::check_link(&devices)
+}
+
+fn main() {
+    let gpus = Device::cuda_count().and_then(|count| (0..count).map(Device::cuda).collect::<Result<Vec<_>, _>>());
+    let result = match gpus {
+        Ok(devices) => bench_gpu(devices),
+        Err(error) => bench_simulator(&error.to_string()),
+    };
+    if let Err(error) = result {
+        eprintln!("bench failed: {error}");
+        std::process::exit(1);
+    }
+}

@@ -1,0 +1,295 @@
+//! Ranks with a step of random logits each: local top-k, exchange, merge, and the check of what they write.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dsa_core::generate::LogitPattern;
+use dsa_core::layout::pitched_scratch::PitchedScratch;
+use dsa_core::numerics::order16::canonical_logit;
+use dsa_core::oracle::merge::{merge_ids, owned_rows};
+use dsa_core::oracle::score::tops;
+use dsa_core::{KvShape, Ownership};
+use dsa_dcp::layout::SymmetricLayout;
+use dsa_dcp::merge::MergeArgs;
+use dsa_dcp::rendezvous::in_process;
+use dsa_dcp::{DcpError, Exchange, ExchangeMerge, ExchangeShape, Limits, MergeShape, MergeStep, Rendezvous};
+use dsa_kernels::Table;
+use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkShape, LocalTopkStep, Push};
+use gpu::{Buffer, Device, LaunchConfig, Stream};
+use ptx::DevicePtr;
+
+use crate::common::Result;
+
+/// Tokens of an MLA page.
+const PAGE: usize = 64;
+/// Distinct rows of a step; the others repeat them.
+const DISTINCT_ROWS: usize = 16;
+
+/// What a group of ranks is timed with.
+#[derive(Clone, Copy)]
+pub struct Spec {
+    pub ranks: usize,
+    pub n: usize,
+    pub topk: usize,
+    pub rows: usize,
+    /// Keys of each row on each rank.
+    pub local_len: usize,
+}
+
+impl Spec {
+    pub fn exchange(&self) -> Result<ExchangeShape> {
+        let own = Ownership::new(self.ranks, 1)?;
+        Ok(ExchangeShape::new(own, self.rows, self.n, self.topk, self.ranks * self.local_len)?)
+    }
+
+    pub fn scratch(&self) -> PitchedScratch {
+        PitchedScratch::new(self.rows, self.local_len)
+    }
+
+    pub fn label(&self) -> String {
+        format!("W={} N={} rows={}", self.ranks, self.n, self.rows)
+    }
+}
+
+/// One rank and its step.
+pub struct Rank {
+    pub stream: Stream,
+    pub exchange: Exchange,
+    /// Local top-k that pushes, and one that only writes its rows.
+    pub pushing: IndexerLocalTopk,
+    pub quiet: IndexerLocalTopk,
+    pub merge: ExchangeMerge,
+    logits: Buffer<u16>,
+    tops: Buffer<u16>,
+    row_ends: Buffer<i32>,
+    table: Buffer<i32>,
+    pub b_rows: Buffer<u32>,
+    counts: Buffer<i32>,
+    rows_out: Buffer<i32>,
+    valid_out: Buffer<i32>,
+}
+
+/// All ranks, rank `r` on device `r % devices`.
+pub struct Rig {
+    pub spec: Spec,
+    pub ranks: Vec<Rank>,
+    /// `[row][rank]`: the distinct rows' logits.
+    logits: Vec<Vec<Vec<u16>>>,
+}
+
+impl Rig {
+    pub fn new(devices: &[Device], spec: Spec) -> Result<Rig> {
+        let distinct = DISTINCT_ROWS.min(spec.rows);
+        let row = |row: usize, rank: usize| -> Vec<u16> {
+            let seed = (row * spec.ranks + rank + 1) as u64;
+            LogitPattern::Gaussian.row(seed, spec.local_len).into_iter().map(canonical_logit).collect()
+        };
+        let logits: Vec<Vec<Vec<u16>>> =
+            (0..distinct).map(|r| (0..spec.ranks).map(|rank| row(r, rank)).collect()).collect();
+        let members = in_process(spec.ranks);
+        let ranks = std::thread::scope(|scope| -> Result<Vec<Rank>> {
+            let logits = &logits;
+            let threads: Vec<_> = (members.into_iter().enumerate())
+                .map(|(rank, member)| {
+                    let device = devices[rank % devices.len()].clone();
+                    scope.spawn(move || {
+                        Rank::new(&device, spec, rank, Arc::new(member), logits).map_err(|e| e.to_string())
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| Ok(thread.join().expect("no rank panics")?)).collect()
+        })?;
+        Ok(Rig { spec, ranks, logits })
+    }
+
+    /// Every rank once, checked.
+    pub fn run_checked(&self) -> Result<()> {
+        for rank in &self.ranks {
+            rank.launch_push(&rank.stream)?;
+        }
+        for rank in &self.ranks {
+            rank.launch_merge(self.spec, &rank.stream)?;
+        }
+        self.check()
+    }
+
+    /// The exchange works, and the outputs of the first, the last and some other rows are the oracle's on every rank.
+    pub fn check(&self) -> Result<()> {
+        for (r, rank) in self.ranks.iter().enumerate() {
+            rank.exchange.check(&rank.stream)?;
+            self.check_rank(r)?;
+        }
+        Ok(())
+    }
+
+    /// The outputs of rank `r` alone.
+    pub fn check_rank(&self, r: usize) -> Result<()> {
+        let Spec { ranks, topk, rows, .. } = self.spec;
+        let own = Ownership::new(ranks, 1)?;
+        let rank = &self.ranks[r];
+        let (got, counts) = (rank.rows_out.copy_to_vec(&rank.stream)?, rank.valid_out.copy_to_vec(&rank.stream)?);
+        for row in [0, rows / 2, rows - 1] {
+            let ids = merge_ids(&self.logits[row % self.logits.len()], own, topk);
+            let mut want = owned_rows(&ids, r, own, |local| physical(self.spec, row, local));
+            if counts[row] as usize != want.len() {
+                return Err(format!("rank {r}, row {row}: {} rows, want {}", counts[row], want.len()).into());
+            }
+            want.resize(topk, -1);
+            if let Some(slot) = (0..topk).find(|&slot| got[row * topk + slot] != want[slot]) {
+                return Err(format!("rank {r}, row {row}, slot {slot}: not the oracle's row").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Blocks lie in order, request after request.
+fn physical(spec: Spec, row: usize, local: usize) -> i32 {
+    (row * spec.local_len.div_ceil(PAGE) * PAGE + local) as i32
+}
+
+impl Rank {
+    fn new(
+        device: &Device,
+        spec: Spec,
+        rank: usize,
+        member: Arc<dyn Rendezvous>,
+        logits: &[Vec<Vec<u16>>],
+    ) -> Result<Rank> {
+        let (shape, scratch) = (spec.exchange()?, spec.scratch());
+        let mut all = vec![0u16; scratch.logits_len()];
+        let mut all_tops = vec![0u16; scratch.tops_len()];
+        for row in 0..spec.rows {
+            let values = &logits[row % logits.len()][rank];
+            let at = scratch.row_start(row);
+            all[at..at + values.len()].copy_from_slice(values);
+            let row_tops = tops(values, values.len());
+            all_tops[at / 8..at / 8 + row_tops.len()].copy_from_slice(&row_tops);
+        }
+        let blocks: Vec<i32> = (0..(spec.rows * spec.local_len.div_ceil(PAGE)) as i32).collect();
+        let limits = Limits { poll: Duration::from_secs(2), collective: Duration::from_secs(30) };
+        Ok(Rank {
+            stream: device.stream()?,
+            exchange: Exchange::with_limits(device, member, shape, limits)?,
+            pushing: IndexerLocalTopk::new(device, shape.local_topk()?)?,
+            quiet: IndexerLocalTopk::new(device, LocalTopkShape::new(spec.n, spec.topk)?)?,
+            merge: ExchangeMerge::new(device, MergeShape::new(shape, 1, PAGE)?)?,
+            logits: device.upload(&all)?,
+            tops: device.upload(&all_tops)?,
+            row_ends: device.upload(&vec![spec.local_len as i32; spec.rows])?,
+            table: device.upload(&blocks)?,
+            b_rows: device.alloc(spec.rows * shape.words().words())?,
+            counts: device.alloc(spec.rows)?,
+            rows_out: device.alloc(spec.rows * spec.topk)?,
+            valid_out: device.alloc(spec.rows)?,
+        })
+    }
+
+    fn local_step<'a>(&'a self, push: Option<Push<'a>>) -> LocalTopkStep<'a> {
+        let rows = self.row_ends.len();
+        LocalTopkStep {
+            logits: self.logits.as_view(),
+            tops: self.tops.as_view(),
+            pitch: self.logits.len() / rows,
+            row_ends: self.row_ends.as_view(),
+            length_max: self.exchange.shape().local_len_max(),
+            out: self.b_rows.as_view(),
+            counts: self.counts.as_view(),
+            push,
+        }
+    }
+
+    pub fn launch_push(&self, stream: &Stream) -> Result<(), DcpError> {
+        Ok(self.pushing.launch(stream, &self.local_step(Some(self.exchange.push())))?)
+    }
+
+    pub fn launch_quiet(&self, stream: &Stream) -> Result<(), DcpError> {
+        Ok(self.quiet.launch(stream, &self.local_step(None))?)
+    }
+
+    pub fn launch_merge(&self, spec: Spec, stream: &Stream) -> Result<(), DcpError> {
+        let width = spec.local_len.div_ceil(PAGE);
+        let step = MergeStep {
+            logits: self.logits.as_view(),
+            tops: self.tops.as_view(),
+            pitch: spec.scratch().pitch(),
+            row_ends: self.row_ends.as_view(),
+            length_max: spec.local_len,
+            table: Table { ids: self.table.as_view(), stride: width, width },
+            kv: KvShape::new(PAGE, PAGE, 0)?,
+            rows_out: self.rows_out.as_view(),
+            valid_out: self.valid_out.as_view(),
+            ids: None,
+        };
+        self.merge.launch(stream, &self.exchange, &step)
+    }
+
+    /// `launches` merges of the last words that were pushed, as often as one likes. `alone`: back to back, which only merges
+    /// without a second round may be, since each reads its sequence before the one before has ended.
+    pub fn merges_again(&self, spec: Spec, launches: usize, alone: bool) -> Result<MergesAgain<'_>> {
+        let device = self.stream.device();
+        let epochs = device.alloc_zeros(launches * spec.rows)?;
+        let sequences = if alone { Some(device.alloc_zeros(launches * spec.rows)?) } else { None };
+        Ok(MergesAgain { rank: self, spec, epochs, sequences })
+    }
+
+    /// Forgets what the last run wrote.
+    pub fn poison(&self) -> Result<()> {
+        self.rows_out.fill_bytes(&self.stream, 0xA5)?;
+        Ok(self.valid_out.fill_bytes(&self.stream, 0xA5)?)
+    }
+}
+
+/// Merges whose words are all there: each has epochs of its own, so that the exchange's do not move.
+pub struct MergesAgain<'a> {
+    rank: &'a Rank,
+    spec: Spec,
+    epochs: Buffer<u32>,
+    sequences: Option<Buffer<u32>>,
+}
+
+impl MergesAgain<'_> {
+    /// Turns the epochs back to those before the exchange's last call.
+    pub fn prepare(&self) -> Result<()> {
+        let stream = &self.rank.stream;
+        let last = self.rank.exchange.epochs().copy_to_vec(stream)?[0];
+        self.epochs.copy_from(stream, &vec![last - 1; self.epochs.len()])?;
+        Ok(stream.synchronize()?)
+    }
+
+    pub fn launch(&self, launch: usize, stream: &Stream) -> Result<(), DcpError> {
+        let MergesAgain { rank, spec, epochs, sequences } = self;
+        let counters = launch * spec.rows..(launch + 1) * spec.rows;
+        let sequences = match sequences {
+            Some(own) => own.view(counters.clone())?.ptr(),
+            None => rank.exchange.sequences().ptr(),
+        };
+        let layout = SymmetricLayout::new(rank.exchange.shape());
+        let args = MergeArgs {
+            rows_out: rank.rows_out.ptr(),
+            valid_out: rank.valid_out.ptr(),
+            ids: DevicePtr::NULL,
+            memory: rank.exchange.memory().ptr(),
+            peers: rank.exchange.push().peers.ptr(),
+            epochs: epochs.view(counters)?.ptr(),
+            sequences,
+            status: rank.exchange.status().ptr(),
+            logits: rank.logits.ptr(),
+            tops: rank.tops.ptr(),
+            table: rank.table.ptr(),
+            row_ends: rank.row_ends.ptr(),
+            rescue_at: layout.rescue() as u64,
+            flags_at: layout.flags() as u64,
+            timeout_ns: rank.exchange.limits().poll.as_nanos() as u64,
+            pitch: spec.scratch().pitch() as u32,
+            length_max: spec.local_len as u32,
+            rows: spec.rows as u32,
+            table_stride: spec.local_len.div_ceil(PAGE) as u32,
+            block_rows: PAGE as u32,
+            rank: rank.exchange.rank() as u32,
+            slot_rows: spec.rows as u32,
+        };
+        let config = LaunchConfig::new(spec.rows as u32).overlap(true);
+        Ok(rank.merge.function().launch(stream, config, &args)?)
+    }
+}
