@@ -36,7 +36,7 @@ impl Merge {
         sync_threads(); // ORDER: the cleared bitmap, before bits are set; this rank's list read, before ids overwrite it.
         self.for_each_candidate(saturated, |candidate| {
             let gid = (candidate.gid)();
-            when(kth.admits(candidate.order, gid), || {
+            when(candidate.live & kth.admits(candidate.order, gid), || {
                 let bit = Reg::<u32>::from(1) << (gid & 31);
                 bits.at(id(gid) >> 5).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), bit);
             });
@@ -61,7 +61,7 @@ impl Merge {
         let list = topk.ids();
         self.for_each_candidate(saturated, |candidate| {
             let gid = (candidate.gid)();
-            when(kth.admits(candidate.order, gid), || {
+            when(candidate.live & kth.admits(candidate.order, gid), || {
                 let group = id(gid) >> 7;
                 let words = bits.at(group * 4).load_vec::<4>();
                 let own_word = (gid >> 5) & 3;

@@ -69,7 +69,7 @@ pub(super) struct Smem {
     pub(super) words: SharedArray<u32>,
     /// `[slot][k + k / 32]`: the lists of saturated ranks, if there is room for them.
     pub(super) lists: Option<SharedArray<u32>>,
-    /// Counts of the upper and of the lower digit of the candidates' order16.
+    /// Counts of the upper and of the lower digit of the candidates' order16; one bin more, and a vector's worth of padding.
     pub(super) digits: [SharedArray<u32>; 2],
     /// Where each digit was found: bin, candidates above it, in it, and in all bins.
     pub(super) found: [SharedArray<u32>; 2],
@@ -101,7 +101,7 @@ impl Smem {
         Smem {
             words: array("words", ranks * exchange.words().words() as u32),
             lists: shape.list_words_shared().map(|words| array("lists", words)),
-            digits: ["upper_digits", "lower_digits"].map(|name| array(name, WARP_BINS)),
+            digits: ["upper_digits", "lower_digits"].map(|name| array(name, WARP_BINS + 4)),
             found: ["upper_found", "lower_found"].map(|name| array(name, 4)),
             ties: array("ties", TIES + 4),
             tie_count: SharedArray::new("tie_count", 1),

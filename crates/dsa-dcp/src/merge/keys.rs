@@ -1,7 +1,8 @@
 //! The candidates of a row in their total order, and the radix select of the K-th.
 
+use dsa_core::device::divide::divide_rest;
 use dsa_core::device::ownership::global_of;
-use dsa_core::device::radix::{WARP_DIGIT_BITS, count, find_topdown_in_warp};
+use dsa_core::device::radix::{WARP_BINS, WARP_DIGIT_BITS, count, find_topdown_in_warp};
 use dsa_core::device::scan::fill;
 use ptx::*;
 
@@ -12,9 +13,11 @@ const PAIRS: u32 = 4;
 /// Ties whose order is found by comparing each with all; more take a radix select of their ids.
 pub(super) const TIES: u32 = 256;
 
-/// A word that a rank sent: never an empty one.
+/// A word that a rank sent.
 #[derive(Clone, Copy)]
 pub(super) struct Candidate<'a> {
+    /// It is not empty, and its rank is asked for its words.
+    pub(super) live: Pred,
     /// Its order16.
     pub(super) order: Reg<u32>,
     /// Computes its global id where it is called.
@@ -93,8 +96,7 @@ impl Merge {
                     let whole = total.is_multiple_of(t.threads * together) || i == 0;
                     let live = if whole { Pred::constant(true) } else { index.lt(total) };
                     let index = if whole { index } else { index.min(total - 1) };
-                    let rank = index / per_rank;
-                    let pair = index - rank * per_rank;
+                    let (rank, pair) = divide_rest(index, per_rank);
                     (live, rank, pair, self.row_of(rank).at(pair * 2).load_vec::<2>())
                 })
                 .collect();
@@ -105,23 +107,20 @@ impl Merge {
                         let local = self.local_of_word(self.row_of(rank), n.into(), pair * 2 + e as u32, word);
                         global_of(own, rank, local)
                     };
-                    when(asked & word.ne(0), || body(Candidate { order: word >> 16, gid: &gid }));
+                    body(Candidate { live: asked & word.ne(0), order: word >> 16, gid: &gid });
                 }
             }
         });
         let k = self.k();
         for_range(t.index, saturated.count * k, t.threads, |i| {
-            let slot = i / k;
-            let j = i - slot * k;
+            let (slot, j) = divide_rest(i, k);
             let word = self.list_word(slot, j);
-            when(word.ne(0), || {
-                let gid = || {
-                    let high = (self.list_word(slot, (j >> 5) + k) >> (j & 31)) & 1;
-                    let local = (high << 16) | ((word & 0xFFFF) ^ 0xFFFF);
-                    global_of(own, self.smem.owner.at(slot).load(), local)
-                };
-                body(Candidate { order: word >> 16, gid: &gid });
-            });
+            let gid = || {
+                let high = (self.list_word(slot, (j >> 5) + k) >> (j & 31)) & 1;
+                let local = (high << 16) | ((word & 0xFFFF) ^ 0xFFFF);
+                global_of(own, self.smem.owner.at(slot).load(), local)
+            };
+            body(Candidate { live: word.ne(0), order: word >> 16, gid: &gid });
         });
     }
 
@@ -133,12 +132,17 @@ impl Merge {
 
     /// Counts the upper digit of every candidate, once [cleared](Merge::clear_counts); a CTA barrier must follow.
     pub(super) fn count_upper(&self, saturated: Saturated) {
-        self.for_each_candidate(saturated, |candidate| self.count_upper_of(candidate.order));
+        self.for_each_candidate(saturated, |candidate| self.count_upper_of(candidate.live, candidate.order));
     }
 
-    /// Counts the upper digit of one candidate.
-    pub(super) fn count_upper_of(&self, order: Reg<u32>) {
-        count(self.smem.digits[0].at(order >> WARP_DIGIT_BITS));
+    /// Counts the upper digit of one candidate, if it is `live`.
+    pub(super) fn count_upper_of(&self, live: Pred, order: Reg<u32>) {
+        self.count_digit(0, live, order >> WARP_DIGIT_BITS);
+    }
+
+    /// Counts a digit, or something in a bin that nobody sums: that costs less than a branch.
+    fn count_digit(&self, which: usize, live: Pred, digit: Reg<u32>) {
+        count(self.smem.digits[which].at(live.select::<u32>(digit, WARP_BINS)));
     }
 
     /// Finds the K-th candidate, whose upper digits are counted. All threads call it together.
@@ -149,9 +153,8 @@ impl Merge {
         kth.gid.set(0u32);
         when(upper.total.ge(k), || {
             self.for_each_candidate(saturated, |candidate| {
-                let here = (candidate.order >> WARP_DIGIT_BITS).eq(upper.bin);
-                let digit = candidate.order & ((1 << WARP_DIGIT_BITS) - 1);
-                when(here, || count(self.smem.digits[1].at(digit)));
+                let here = candidate.live & (candidate.order >> WARP_DIGIT_BITS).eq(upper.bin);
+                self.count_digit(1, here, candidate.order & ((1 << WARP_DIGIT_BITS) - 1));
             });
             sync_threads(); // ORDER: the lower digits counted, before they are summed.
             let need = Reg::<u32>::from(k) - upper.above;
@@ -186,7 +189,7 @@ impl Merge {
     fn find_tie(&self, saturated: Saturated, order: Reg<u32>, count: Reg<u32>, rank: Reg<u32>) -> Reg<u32> {
         let Merge { smem, t, .. } = self;
         self.for_each_candidate(saturated, |candidate| {
-            when(candidate.order.eq(order), || {
+            when(candidate.live & candidate.order.eq(order), || {
                 let slot = smem.tie_count.at(0).atomic(Atomic::Add, Sem::Relaxed(Scope::Cta), 1u32);
                 smem.ties.at(slot).store((candidate.gid)());
             });
@@ -220,11 +223,9 @@ impl Merge {
             fill(self.smem.digits[0], 0, self.t);
             sync_threads(); // ORDER: the cleared bins, before keys are counted.
             self.for_each_candidate(saturated, |candidate| {
-                when(candidate.order.eq(order), || {
-                    let comp = (candidate.gid)() ^ ones;
-                    let digit = (comp >> shift) & ((1 << width) - 1);
-                    when((comp >> unknown).eq(prefix), || count(self.smem.digits[0].at(digit)));
-                });
+                let comp = (candidate.gid)() ^ ones;
+                let here = candidate.live & candidate.order.eq(order) & (comp >> unknown).eq(prefix);
+                self.count_digit(0, here, (comp >> shift) & ((1 << width) - 1));
             });
             sync_threads(); // ORDER: the digits counted, before they are summed.
             let digit = self.find_digit(0, need);
@@ -250,8 +251,8 @@ impl Merge {
         when(mask.get().ne(0), || {
             for_range(t.index, self.ranks() * n, t.threads, |i| {
                 // A warp's lanes have words of one rank.
-                let rank = i / n;
-                let hides_none = !all(precedes(rank, i - rank * n));
+                let (rank, j) = divide_rest(i, n);
+                let hides_none = !all(precedes(rank, j));
                 when(hides_none & t.lane.eq(0), || {
                     self.smem.unsaturated.at(rank).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), 1u32);
                 });

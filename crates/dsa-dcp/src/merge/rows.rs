@@ -4,6 +4,7 @@
 //! of these two runs the selected keys keep their order, so a key's place is the number of selected keys before it in its
 //! run and, found by bisection, in the other.
 
+use dsa_core::device::divide::divide;
 use dsa_core::device::ownership::global_of;
 use dsa_core::device::scan::block_exclusive;
 use ptx::*;
@@ -66,7 +67,7 @@ impl Merge {
             when(slot.ge(count), || rows_out.at(slot).store(-1i32));
         });
         when(t.index.eq(0), || p.valid_out.at(*row).store(count.as_i32()));
-        let table = p.table.at64((*row / shape.q()).mul_wide(p.table_stride));
+        let table = p.table.at64(divide(*row, shape.q()).mul_wide(p.table_stride));
         for_range(t.index, own.slots, t.threads, |slot| {
             let place = Var::new(before(slot));
             let selected = before(slot + 1).ne(place.get());

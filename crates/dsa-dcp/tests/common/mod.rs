@@ -89,6 +89,11 @@ impl Spec {
     }
 }
 
+/// `full` with `DSA_FULL=1` in the environment, for runs that take many minutes; else `short`.
+pub fn full_or(full: usize, short: usize) -> usize {
+    if std::env::var("DSA_FULL").is_ok_and(|v| v == "1") { full } else { short }
+}
+
 /// Rewrites a kernel's instruction list, for tests that break it.
 pub type Rewrite<'a> = &'a dyn Fn(&mut KernelIr);
 
