@@ -10,7 +10,7 @@ use ptx::*;
 
 use super::MergeShape;
 use super::ids::Bitmap;
-use super::keys::{Kth, Saturated, TIES};
+use super::keys::{Kth, Saturated, TIES, TIES_AT_ONCE};
 use crate::layout::STATUS_WORDS;
 
 kernel_args! {
@@ -73,7 +73,7 @@ pub(super) struct Smem {
     pub(super) digits: [SharedArray<u32>; 2],
     /// Where each digit was found: bin, candidates above it, in it, and in all bins.
     pub(super) found: [SharedArray<u32>; 2],
-    /// Ids of the candidates that have the K-th one's order16, and a vector's worth of padding.
+    /// Ids of the candidates that have the K-th one's order16, and padding.
     pub(super) ties: SharedArray<u32>,
     pub(super) tie_count: SharedArray<u32>,
     /// The last of them that is selected.
@@ -103,7 +103,7 @@ impl Smem {
             lists: shape.list_words_shared().map(|words| array("lists", words)),
             digits: ["upper_digits", "lower_digits"].map(|name| array(name, WARP_BINS + 4)),
             found: ["upper_found", "lower_found"].map(|name| array(name, 4)),
-            ties: array("ties", TIES + 4),
+            ties: array("ties", TIES + TIES_AT_ONCE),
             tie_count: SharedArray::new("tie_count", 1),
             tie: SharedArray::new("tie", 1),
             selected_before: SharedArray::aligned("selected_before", exchange.topk() as u32, 16),
@@ -200,6 +200,7 @@ impl Merge {
         sync_threads(); // ORDER: every word counted, and whether one is late, before every warp reads them.
 
         let failed = Var::new(broken | smem.late.at(0).load());
+        let early = self.load_blocks_early(failed.get());
         let (mask, sat_count) = (Var::new(0u32), Var::new(0u32));
         let saturated = || Saturated { mask: mask.get(), count: sat_count.get() };
         let kth = Kth { order: Var::new(0u32), gid: Var::new(0u32) };
@@ -236,7 +237,7 @@ impl Merge {
                 self.write_nothing();
             },
             || {
-                self.write_rows(mask.get(), kth);
+                self.write_rows(mask.get(), kth, early);
                 if let Some(bitmap) = smem.bitmap {
                     self.write_ids(bitmap, saturated(), kth);
                 }

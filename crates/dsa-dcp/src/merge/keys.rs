@@ -1,6 +1,7 @@
 //! The candidates of a row in their total order, and the radix select of the K-th.
 
 use dsa_core::device::divide::divide_rest;
+use dsa_core::device::keys::lowest_bit;
 use dsa_core::device::ownership::global_of;
 use dsa_core::device::radix::{WARP_BINS, WARP_DIGIT_BITS, count, find_topdown_in_warp};
 use dsa_core::device::scan::fill;
@@ -12,6 +13,10 @@ use super::kernel::Merge;
 const PAIRS: u32 = 4;
 /// Ties whose order is found by comparing each with all; more take a radix select of their ids.
 pub(super) const TIES: u32 = 256;
+/// Lanes that compare a tie with the others, each with its share of them.
+const TIE_LANES: u32 = 2;
+/// Ties that these lanes look at together.
+pub(super) const TIES_AT_ONCE: u32 = 32;
 
 /// A word that a rank sent.
 #[derive(Clone, Copy)]
@@ -86,41 +91,52 @@ impl Merge {
 
     /// `body` for each candidate: the words of the ranks that are not saturated, and the lists of those that are.
     pub(super) fn for_each_candidate(&self, saturated: Saturated, body: impl Fn(Candidate<'_>)) {
+        self.for_each_batch(saturated, |batch, gid| {
+            for (i, (live, order)) in batch.iter().enumerate() {
+                body(Candidate { live: *live, order: *order, gid: &|| gid(Reg::from(i as u32)) });
+            }
+        });
+    }
+
+    /// As [`for_each_candidate`](Merge::for_each_candidate) for all that a thread looks at together: whether each is live,
+    /// its order16, and what computes the global id of the `i`-th.
+    fn for_each_batch(&self, saturated: Saturated, body: impl Fn(&[(Pred, Reg<u32>)], &dyn Fn(Reg<u32>) -> Reg<u32>)) {
         let (n, own, t) = (self.n(), self.own(), self.t);
         let (per_rank, total) = (n / 2, self.ranks() * n / 2);
         let together = total.div_ceil(t.threads).min(PAIRS);
+        let whole = total.is_multiple_of(t.threads * together);
+        // Beyond the end the last pair once more, which is not live there.
+        let clamped = |index: Reg<u32>| if whole { index } else { index.min(total - 1) };
         for_range(t.index, total, t.threads * together, |first| {
             let loaded: Vec<_> = (0..together)
                 .map(|i| {
                     let index = first + i * t.threads;
-                    let whole = total.is_multiple_of(t.threads * together) || i == 0;
                     let live = if whole { Pred::constant(true) } else { index.lt(total) };
-                    let index = if whole { index } else { index.min(total - 1) };
-                    let (rank, pair) = divide_rest(index, per_rank);
-                    (live, rank, pair, self.row_of(rank).at(pair * 2).load_vec::<2>())
+                    let (rank, pair) = divide_rest(clamped(index), per_rank);
+                    let asked = live & ((saturated.mask >> rank) & 1).eq(0);
+                    (asked, self.row_of(rank).at(pair * 2).load_vec::<2>())
                 })
                 .collect();
-            for (live, rank, pair, words) in loaded {
-                let asked = live & ((saturated.mask >> rank) & 1).eq(0);
-                for (e, word) in words.into_iter().enumerate() {
-                    let gid = || {
-                        let local = self.local_of_word(self.row_of(rank), n.into(), pair * 2 + e as u32, word);
-                        global_of(own, rank, local)
-                    };
-                    body(Candidate { live: asked & word.ne(0), order: word >> 16, gid: &gid });
-                }
-            }
+            let batch: Vec<_> = (loaded.into_iter())
+                .flat_map(|(asked, words)| words.map(|word| (asked & word.ne(0), word >> 16)))
+                .collect();
+            let gid = |i: Reg<u32>| {
+                let (rank, pair) = divide_rest(clamped(first + (i >> 1) * t.threads), per_rank);
+                let (row, j) = (self.row_of(rank), pair * 2 + (i & 1));
+                global_of(own, rank, self.local_of_word(row, n.into(), j, row.at(j).load()))
+            };
+            body(&batch, &gid);
         });
         let k = self.k();
         for_range(t.index, saturated.count * k, t.threads, |i| {
             let (slot, j) = divide_rest(i, k);
             let word = self.list_word(slot, j);
-            let gid = || {
+            let gid = |_: Reg<u32>| {
                 let high = (self.list_word(slot, (j >> 5) + k) >> (j & 31)) & 1;
                 let local = (high << 16) | ((word & 0xFFFF) ^ 0xFFFF);
                 global_of(own, self.smem.owner.at(slot).load(), local)
             };
-            body(Candidate { live: word.ne(0), order: word >> 16, gid: &gid });
+            body(&[(word.ne(0), word >> 16)], &gid);
         });
     }
 
@@ -188,24 +204,45 @@ impl Merge {
     /// The `rank`-th lowest id (from 1) of the `count` candidates whose order16 is `order`: each is compared with all.
     fn find_tie(&self, saturated: Saturated, order: Reg<u32>, count: Reg<u32>, rank: Reg<u32>) -> Reg<u32> {
         let Merge { smem, t, .. } = self;
-        self.for_each_candidate(saturated, |candidate| {
-            when(candidate.live & candidate.order.eq(order), || {
-                let slot = smem.tie_count.at(0).atomic(Atomic::Add, Sem::Relaxed(Scope::Cta), 1u32);
-                smem.ties.at(slot).store((candidate.gid)());
+        self.for_each_batch(saturated, |batch, gid| {
+            let bit = |(i, (live, its)): (usize, &(Pred, Reg<u32>))| (*live & its.eq(order)).as_u32() << i as u32;
+            let tied = batch.iter().enumerate().map(bit).reduce(|a, b| a | b).expect("some candidate");
+            // Few threads have any, and these seldom more than one.
+            when(tied.ne(0), || {
+                let slots = smem.tie_count.at(0).atomic(Atomic::Add, Sem::Relaxed(Scope::Cta), tied.popc());
+                let (slot, rest) = (Var::new(slots), Var::new(tied));
+                while_(
+                    || rest.get().ne(0),
+                    || {
+                        // No more than were counted; were they more, memory would still be safe.
+                        smem.ties.at(slot.get().min(TIES - 1)).store(gid(lowest_bit(rest.get())));
+                        slot.add(1);
+                        rest.set(rest.get() & (rest.get() - 1));
+                    },
+                );
             });
         });
-        // What the last vector holds beyond them comes after all.
-        when(t.index.lt(4), || smem.ties.at(count + t.index).store(u32::MAX));
+        // What the last vectors hold beyond them comes after all.
+        when(t.index.lt(TIES_AT_ONCE), || smem.ties.at(count + t.index).store(u32::MAX));
         sync_threads(); // ORDER: every tie, before they are compared.
-        when(t.index.lt(count), || {
-            let mine = smem.ties.at(t.index).load();
+        // Neighbouring lanes share a tie. Whole warps, since they add their counts.
+        let (tie, part) = (t.index >> TIE_LANES.ilog2(), t.index & (TIE_LANES - 1));
+        when((t.warp * (32 / TIE_LANES)).lt(count), || {
+            let mine = smem.ties.at(tie.min(count)).load();
             let before = Var::new(0u32);
-            for_range(0u32, count, 4u32, |i| {
-                let others = smem.ties.at(i).load_vec::<4>();
-                let [a, b, c, d] = others.map(|other| other.lt(mine).as_u32());
-                before.add((a + b) + (c + d));
+            for_range(0u32, count, TIES_AT_ONCE, |first| {
+                let at = smem.ties.ptr().at(first + part * 4);
+                let vectors = TIES_AT_ONCE / TIE_LANES / 4;
+                let others: Vec<_> =
+                    (0..vectors).flat_map(|i| at.offset((i * TIE_LANES * 4) as i32).load_vec::<4>()).collect();
+                let below: Vec<_> = others.into_iter().map(|other| other.lt(mine).as_u32()).collect();
+                before.add(below.into_iter().reduce(|a, b| a + b).expect("some tie"));
             });
-            when((before.get() + 1).eq(rank), || smem.tie.at(0).store(mine));
+            let mut sum = before.get();
+            for lanes in (0..TIE_LANES.ilog2()).map(|bit| 1 << bit) {
+                sum = sum + shuffle_xor(sum, lanes);
+            }
+            when((sum + 1).eq(rank) & part.eq(0) & tie.lt(count), || smem.tie.at(0).store(mine));
         });
         sync_threads(); // ORDER: the tie, before every warp reads it.
         smem.tie.at(0).load()

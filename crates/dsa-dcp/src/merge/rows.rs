@@ -21,14 +21,40 @@ struct OwnRow {
 }
 
 impl Merge {
+    fn own_words(&self) -> OwnRow {
+        OwnRow { words: self.row_of(self.p.rank), slots: self.n().into() }
+    }
+
+    /// This row's part of the MLA table.
+    fn table(&self) -> Global<i32> {
+        self.p.table.at64(divide(self.row, self.shape.q()).mul_wide(self.p.table_stride))
+    }
+
+    /// The MLA block of a local index.
+    fn block(&self, local: Reg<u32>) -> Reg<u32> {
+        let at = local.min(self.p.length_max - 1) >> self.shape.page().trailing_zeros();
+        self.table().at(at).load_as(LoadMode::STREAM).as_u32()
+    }
+
+    /// Starts to load the block of the key that this thread has among this rank's words, long before it is known whether
+    /// that key is selected. The table is step metadata.
+    pub(super) fn load_blocks_early(&self, failed: Reg<u32>) -> Var<u32> {
+        let (own, slot, block) = (self.own_words(), self.t.index, Var::new(0u32));
+        when(failed.eq(0) & slot.lt(own.slots), || {
+            let word = own.words.at(slot).load();
+            when(word.ne(0), || block.set(self.block(self.local_of_word(own.words, own.slots, slot, word))));
+        });
+        block
+    }
+
     /// Writes the rows and their count; the rest is -1. Everything that is read in shared memory is in place. `mask`: the
-    /// saturated ranks. Contains CTA barriers, none at its end.
-    pub(super) fn write_rows(&self, mask: Reg<u32>, kth: Kth) {
+    /// saturated ranks; `early`: this thread's [block](Merge::load_blocks_early). Contains CTA barriers, none at its end.
+    pub(super) fn write_rows(&self, mask: Reg<u32>, kth: Kth, early: Var<u32>) {
         let Merge { shape, p, topk, smem, t, row, .. } = self;
         let saturated = ((mask >> p.rank) & 1).ne(0);
-        let (list, words) = (topk.b_row().ptr(), self.row_of(p.rank));
-        let words = Shared::from_address(saturated.select::<u32>(list.address(), words.address()));
-        let own = OwnRow { words, slots: saturated.select::<u32>(self.k(), self.n()) };
+        let (list, sent) = (topk.b_row().ptr(), self.own_words());
+        let words = Shared::from_address(saturated.select::<u32>(list.address(), sent.words.address()));
+        let own = OwnRow { words, slots: saturated.select::<u32>(self.k(), sent.slots) };
 
         let count = Var::new(0u32);
         for_range(0u32, own.slots, t.threads, |first| {
@@ -67,14 +93,13 @@ impl Merge {
             when(slot.ge(count), || rows_out.at(slot).store(-1i32));
         });
         when(t.index.eq(0), || p.valid_out.at(*row).store(count.as_i32()));
-        let table = p.table.at64(divide(*row, shape.q()).mul_wide(p.table_stride));
         for_range(t.index, own.slots, t.threads, |slot| {
             let place = Var::new(before(slot));
             let selected = before(slot + 1).ne(place.get());
             when(selected, || {
                 let local = self.local_of_word(own.words, own.slots, slot, own.words.at(slot).load());
-                let block = table.at(local.min(p.length_max - 1) >> shape.page().trailing_zeros());
-                let block = block.load_as(LoadMode::STREAM).as_u32();
+                let block = Var::new(early.get());
+                when(saturated | slot.ge(t.threads), || block.set(self.block(local)));
                 when(both_runs, || {
                     let in_second = slot.ge(second);
                     let from = in_second.select::<u32>(0u32, second);
@@ -84,7 +109,7 @@ impl Merge {
                     place.set(own_run + others);
                 });
                 let inside = local.min(p.length_max - 1) & (shape.page() - 1);
-                rows_out.at(place.get().min(self.k() - 1)).store(block.mad(p.block_rows, inside).as_i32());
+                rows_out.at(place.get().min(self.k() - 1)).store(block.get().mad(p.block_rows, inside).as_i32());
             });
         });
     }
