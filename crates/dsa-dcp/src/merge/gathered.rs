@@ -1,6 +1,7 @@
 //! Words and lists that an all-gather has brought, laid out by [`gathered`](crate::gathered): nothing is polled, and the
 //! lists of all ranks are there already.
 
+use dsa_core::device::divide::divide_rest;
 use ptx::*;
 
 use super::kernel::Merge;
@@ -13,13 +14,12 @@ impl Merge {
         wait_for_dependencies();
         let vectors = self.row_words() / 4;
         for_range(t.index, self.ranks() * vectors, t.threads, |i| {
-            let rank = i / vectors;
-            let vector = i - rank * vectors;
+            let (rank, vector) = divide_rest(i, vectors);
             let words = self.part(rank).at64(row.mul_wide(self.row_words())).at(vector * 4).load_vec::<4>();
             smem.words.at(i * 4).store_vec(words);
-            for word in words {
-                when(vector.lt(self.n() / 4) & word.ne(0), || self.count_upper_of(word >> 16));
-            }
+            // The last vectors of a rank are planes.
+            let holds_keys = vector.lt(self.n() / 4);
+            words.into_iter().for_each(|word| self.count_upper_of(holds_keys & word.ne(0), word >> 16));
         });
     }
 
@@ -37,9 +37,9 @@ impl Merge {
         sync_threads(); // ORDER: the owners and this rank's list, before every warp reads them.
         if let Some(lists) = smem.lists {
             for_range(t.index, mask.popc() * vectors, t.threads, |i| {
-                let slot = i / vectors;
+                let (slot, vector) = divide_rest(i, vectors);
                 let from = self.gathered_list(smem.owner.at(slot).load());
-                lists.at(i * 4).store_vec(from.at((i - slot * vectors) * 4).load_vec::<4>());
+                lists.at(i * 4).store_vec(from.at(vector * 4).load_vec::<4>());
             });
             sync_threads(); // ORDER: the copies, before they are read.
         }
