@@ -6,6 +6,8 @@ mod info;
 mod output;
 mod ptx;
 mod query;
+mod ranks;
+mod step;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -28,6 +30,7 @@ struct Cli {
 enum Command {
     Index(index::IndexArgs),
     Query(query::QueryArgs),
+    Step(step::StepArgs),
     Ptx(ptx::PtxArgs),
     Info,
 }
@@ -76,6 +79,7 @@ pub fn run() -> ExitCode {
     let ended = match cli.command {
         Command::Index(args) => index::run(&args, stdout),
         Command::Query(args) => query::run(&args, stdout),
+        Command::Step(args) => step::run(&args, stdout),
         Command::Ptx(args) => ptx::run(&args, stdout),
         Command::Info => info::run(stdout),
     };

@@ -97,7 +97,7 @@ fn arguments_that_cannot_be_used_are_told_in_one_line() {
         assert!(stderr.starts_with("kimi-decode: ") && stderr.ends_with("; try --help\n"), "{stderr}");
         assert!(!stderr.contains("error: ") && !stderr.contains("Usage"), "{stderr}");
     };
-    refused(&[], &["a command is needed: index, query, ptx, info"]);
+    refused(&[], &["a command is needed: index, query, step, ptx, info"]);
     refused(&["dance"], &["unrecognized subcommand 'dance'"]);
     refused(&["index"], &["required arguments", "<FILE>"]);
     refused(&["index", "file", "--device", "tpu"], &["'tpu'", "--device", "needed sim or cuda:N"]);

@@ -1,9 +1,9 @@
 //! `index`: score and select of a step file, checked against its answers.
 
-mod device_step;
+pub mod device_step;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -41,7 +41,7 @@ pub struct IndexArgs {
 /// Runs the command.
 pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let file = StepFile::read(&args.file).map_err(Failure::unusable)?;
-    let out = args.out.as_ref().map(|out| Output::create(out, &args.file)).transpose()?;
+    let out = args.out.as_ref().map(|out| Output::create(out, &[&args.file])).transpose()?;
     let (device, why) = device::open(args.device, args.seed)?;
     let progress = progress(&device, &file);
     let (answer, time) = device_step::run(&device, &file, |stage| progress.set_message(stage))?;
@@ -53,7 +53,7 @@ pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
 
     let written = out.map(|out| out.write(&output::tensors(&file.step, &answer, file.logits_width()))).transpose();
     let mut print = || {
-        print_header(stdout, args, &file, &why)?;
+        print_header(stdout, &args.file, &file, &why)?;
         print_rows(stdout, &file, &answer, &selected, time)?;
         match &checked {
             Ok(report) => print_report(stdout, &file, report)?,
@@ -71,9 +71,10 @@ pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     printed
 }
 
-fn print_header(stdout: &mut impl Write, args: &IndexArgs, file: &StepFile, why: &str) -> Result<(), Failure> {
+/// Which step, on what.
+pub fn print_header(stdout: &mut impl Write, path: &Path, file: &StepFile, why: &str) -> Result<(), Failure> {
     let step = &file.step;
-    writeln!(stdout, "step        {}", args.file.display())?;
+    writeln!(stdout, "step        {}", path.display())?;
     writeln!(
         stdout,
         "            {} rows = {} requests x q {}, top-k {}, {} index pages of {PAGE}, KV pages of {} ({} rows apart)",
@@ -89,7 +90,8 @@ fn print_header(stdout: &mut impl Write, args: &IndexArgs, file: &StepFile, why:
     Ok(())
 }
 
-fn print_rows(
+/// A line per row.
+pub fn print_rows(
     stdout: &mut impl Write,
     file: &StepFile,
     answer: &Answer,
@@ -113,7 +115,8 @@ fn print_rows(
     Ok(())
 }
 
-fn print_report(stdout: &mut impl Write, file: &StepFile, report: &Report) -> Result<(), Failure> {
+/// What was compared.
+pub fn print_report(stdout: &mut impl Write, file: &StepFile, report: &Report) -> Result<(), Failure> {
     writeln!(stdout, "selection   exact for the device's logits: ids, rows and counts equal the oracle's")?;
     let Some(expected) = &file.expected else {
         writeln!(stdout, "expected    nothing in the file to compare with")?;

@@ -30,10 +30,11 @@ impl Output {
     /// Makes sure that `path` can be written, before time is spent on what to write.
     ///
     /// # Errors
-    /// A path that names `input`, something else than a regular file, or a place where no file can be made.
-    pub fn create(path: &Path, input: &Path) -> Result<Self, Failure> {
+    /// A path that names one of `inputs`, something else than a regular file, or a place where no file can be made.
+    pub fn create(path: &Path, inputs: &[&Path]) -> Result<Self, Failure> {
         let target = target(path)?;
-        if input.canonicalize().is_ok_and(|input| input == target) {
+        let same = |input: &&&Path| input.canonicalize().is_ok_and(|input| input == target);
+        if let Some(input) = inputs.iter().find(same) {
             return Err(at(path, format!("is the input {}", input.display())));
         }
         // Of a length of its own: the longest name that a folder takes is a valid target.

@@ -1,21 +1,25 @@
 //! `query`: the MLA query and KV insert of a step file, checked against its answers.
 
+mod dcp;
+pub mod rank;
+
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use dsa_core::consts::Q_LORA;
 use dsa_core::layout::mla_entry::MlaCacheForm;
-use dsa_core::layout::mla_rows::{QKV, QUERY};
-use gpu::{Buffer, Device};
+use dsa_core::layout::mla_rows::QUERY;
+use gpu::Device;
 use kimi_decode::check::query::{Compared, QueryAnswer, check_query};
 use kimi_decode::step_file::query::QueryFile;
-use mla_query::{MlaCache, MlaError, MlaQuery, MlaShape, MlaStep, MlaWeights};
+use mla_query::{MlaError, MlaShape};
 use safetensors::Dtype;
 
-use super::Failure;
 use super::device::{self, DeviceArg};
 use super::output::{Output, Tensor};
+use super::{Failure, ranks};
+use rank::{Rank, RankAnswer};
 
 /// Run the MLA query and KV insert on a step from a safetensors file, and check it against the file's expected.* tensors
 #[derive(Args)]
@@ -28,6 +32,9 @@ pub struct QueryArgs {
     /// Take only the first tokens of the file
     #[arg(long)]
     batch: Option<usize>,
+    /// Spread the heads over this many ranks, which publish their rows and gather everybody's
+    #[arg(long)]
+    dcp: Option<usize>,
     /// sim or cuda:N; by default a GPU if one is usable, else the simulator
     #[arg(long)]
     device: Option<DeviceArg>,
@@ -41,7 +48,7 @@ pub struct QueryArgs {
 
 /// The forms of a cache.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum CacheArg {
+pub enum CacheArg {
     /// fp8_ds_mla, 656 bytes per token
     Ds,
     /// per-tensor FP8, divided by the scale
@@ -53,7 +60,8 @@ enum CacheArg {
 }
 
 impl CacheArg {
-    fn form(self) -> MlaCacheForm {
+    /// As the kernels name it.
+    pub fn form(self) -> MlaCacheForm {
         match self {
             CacheArg::Ds => MlaCacheForm::Fp8Ds,
             CacheArg::Fp8Dsa => MlaCacheForm::Fp8Divide,
@@ -70,11 +78,24 @@ pub fn run(args: &QueryArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     if tokens == 0 || tokens > file.tokens {
         return Err(Failure::Unusable(format!("--batch: found {tokens}, needed 1..={} (tokens of qkv)", file.tokens)));
     }
-    let out = args.out.as_ref().map(|out| Output::create(out, &args.file)).transpose()?;
-    let (device, why) = device::open(args.device, args.seed)?;
-    let shape = MlaShape::new(file.heads, tokens, args.cache.form(), file.page_tokens).map_err(Failure::unusable)?;
-    let shape = shape.with_qc(true);
-    let (answer, dropped) = launch(&device, &file, shape, tokens).map_err(Failure::unusable)?;
+    let out = args.out.as_ref().map(|out| Output::create(out, &[&args.file])).transpose()?;
+    let shape = |heads| MlaShape::new(heads, tokens, args.cache.form(), file.page_tokens).map_err(Failure::unusable);
+    let (shape, why, answer, dropped) = match args.dcp {
+        None => {
+            let (device, why) = device::open(args.device, args.seed)?;
+            let shape = shape(file.heads)?.with_qc(true);
+            let (answer, dropped) = launch(&device, &file, shape, tokens).map_err(Failure::unusable)?;
+            (shape, why, answer, dropped)
+        }
+        Some(ranks) => {
+            let (devices, why) = ranks::open(args.device, args.seed, ranks)?;
+            let is_fp8 = shape(file.heads)?.is_fp8();
+            let mailbox = dcp::mailbox(&file, ranks, tokens, is_fp8)?;
+            let shape = shape(mailbox.heads())?.with_qc(true);
+            let (shape, answer, dropped) = dcp::launch(&devices, &file, shape, mailbox, tokens)?;
+            (shape, why, answer, dropped)
+        }
+    };
     let checked = check_query(&file, shape.form(), &answer);
 
     let written = out.map(|out| out.write(&tensors(&file, shape, &answer))).transpose();
@@ -91,6 +112,10 @@ pub fn run(args: &QueryArgs, stdout: &mut impl Write) -> Result<(), Failure> {
         )?;
         writeln!(stdout, "device      {why}")?;
         writeln!(stdout, "kernel      {}: {}", shape.name(), shape.plan())?;
+        if let Some(ranks) = args.dcp {
+            let heads = shape.heads();
+            writeln!(stdout, "ranks       {ranks} with {heads} heads each: all gathered the same rows")?;
+        }
         let skipped = file.slots[..tokens].iter().filter(|slot| **slot < 0).count();
         writeln!(
             stdout,
@@ -115,54 +140,14 @@ pub fn run(args: &QueryArgs, stdout: &mut impl Write) -> Result<(), Failure> {
 
 /// Runs the first `tokens` tokens over a fresh cache; also the number of slots past it.
 fn launch(device: &Device, file: &QueryFile, shape: MlaShape, tokens: usize) -> Result<(QueryAnswer, u32), MlaError> {
-    let stream = device.stream()?;
-    let weights = [&file.w_qa, &file.w_kva, &file.w_qb, &file.w_uk];
-    let [q_a, kv_a, q_b, uk] = weights.map(|values| device.upload(values));
-    let memory = [q_a?, kv_a?, q_b?, uk?];
-    let [q_a, kv_a, q_b, uk] = memory.each_ref().map(Buffer::as_view);
-    let weights = MlaWeights::new(device, &shape, &q_a, &kv_a, &q_b, &uk)?;
-    let qkv = device.upload(&file.qkv[..tokens * QKV])?;
-    let slots = device.upload(&file.slots[..tokens])?;
-    let q_scale_inv = device.upload(&[file.q_scale_inv])?;
-    let k_scale = device.upload(&[if shape.is_k3() { 1.0 / file.k_scale } else { file.k_scale }])?;
-    let query = device.alloc::<u8>(tokens * file.heads * QUERY * shape.query_bytes())?;
-    let q_c = device.alloc::<u16>(tokens * Q_LORA)?;
-    let entry = shape.form().entry_bytes();
-    let cache = device.alloc::<u8>(file.pages * file.page_tokens * entry)?;
-    cache.fill_bytes(&stream, file.cache_fill)?;
-    let dropped = device.alloc_zeros::<u32>(1)?;
-    let step = MlaStep {
-        tokens,
-        qkv: qkv.as_view(),
-        qkv_stride: QKV,
-        slots: slots.as_view(),
-        weights: &weights,
-        q_scale_inv: shape.is_fp8().then(|| q_scale_inv.as_view()),
-        k_scale: shape.takes_k_scale().then(|| k_scale.as_view()),
-        eps: file.eps,
-        query: query.as_view(),
-        q_c: Some(q_c.as_view()),
-        cache: MlaCache {
-            bytes: cache.as_view(),
-            pages: file.pages,
-            page_stride: file.page_tokens * entry,
-            token_stride: entry,
-        },
-        mailbox: None,
-        dropped: dropped.as_view(),
-    };
-    MlaQuery::new(device, shape)?.launch(&stream, &step)?;
-    let answer = QueryAnswer {
-        tokens,
-        q_c: q_c.copy_to_vec(&stream)?,
-        query: query.copy_to_vec(&stream)?,
-        cache: cache.copy_to_vec(&stream)?,
-    };
-    let dropped = dropped.copy_to_vec(&stream)?.first().copied().unwrap_or(0);
-    Ok((answer, dropped))
+    let rank = Rank::new(device, file, shape, 0..file.heads, &file.slots[..tokens])?;
+    rank.launch(None)?;
+    let RankAnswer { q_c, query, cache, dropped } = rank.answer()?;
+    Ok((QueryAnswer { tokens, q_c, query, cache }, dropped))
 }
 
-fn print_report(stdout: &mut impl Write, compared: &[Compared]) -> Result<(), Failure> {
+/// What was compared.
+pub fn print_report(stdout: &mut impl Write, compared: &[Compared]) -> Result<(), Failure> {
     if compared.is_empty() {
         writeln!(stdout, "expected    nothing in the file to compare with")?;
         return Ok(());
@@ -179,7 +164,7 @@ fn print_report(stdout: &mut impl Write, compared: &[Compared]) -> Result<(), Fa
 }
 
 /// What `--out` holds.
-fn tensors(file: &QueryFile, shape: MlaShape, answer: &QueryAnswer) -> [Tensor; 3] {
+pub fn tensors(file: &QueryFile, shape: MlaShape, answer: &QueryAnswer) -> [Tensor; 3] {
     let bytes = answer.q_c.iter().flat_map(|bits| bits.to_le_bytes()).collect();
     let dtype = if shape.is_fp8() { Dtype::F8_E4M3 } else { Dtype::BF16 };
     let cache = vec![file.pages, file.page_tokens, shape.form().entry_bytes()];

@@ -9,7 +9,7 @@ use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::{DecodeStep, IndexCacheShape};
 use dsa_kernels::Table;
 use dsa_kernels::score::{IndexerScore, KeyCache, ScoreForm, ScoreOutput, ScoreShape, ScoreStep};
-use gpu::{Buffer, Device, Graph, Stream};
+use gpu::{Buffer, Device, Graph, Stream, View};
 use kimi_decode::check::Answer;
 use kimi_decode::step_file::StepFile;
 use kimi_decode::{
@@ -37,7 +37,7 @@ impl std::fmt::Display for StepTime {
 }
 
 /// The step's tensors on the device.
-struct Inputs {
+pub struct Inputs {
     queries: Buffer<u8>,
     weights: Buffer<u16>,
     cache: Buffer<u8>,
@@ -47,7 +47,8 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn upload(device: &Device, step: &DecodeStep) -> Result<Self, gpu::Error> {
+    /// Uploads a step.
+    pub fn upload(device: &Device, step: &DecodeStep) -> Result<Self, gpu::Error> {
         // A cache has a page even if the step has no keys.
         let empty = [0; fp8_page::BYTES];
         let cache: &[u8] = if step.blocks == 0 { &empty } else { &step.cache };
@@ -59,6 +60,54 @@ impl Inputs {
             row_ends: device.upload(&step.row_ends)?,
             kv_table: device.upload(&step.kv_table)?,
         })
+    }
+
+    /// E4M3 `[rows, 32, 128]`.
+    pub fn queries(&self) -> &Buffer<u8> {
+        &self.queries
+    }
+
+    /// The indexer cache.
+    pub fn keys(&self) -> View<'_, u8> {
+        self.cache.as_view()
+    }
+
+    /// The step.
+    pub fn step(&self, step: &DecodeStep) -> Step<'_> {
+        Step {
+            shape: shape_of(step),
+            queries: self.queries.as_view(),
+            weights: self.weights.as_view(),
+            row_ends: self.row_ends.as_view(),
+            index_table: StepTable::per_request(self.table.as_view(), step.table_stride, step.table_width),
+            kv_table: StepTable::per_request(self.kv_table.as_view(), step.kv_table_stride, step.kv_table_width),
+        }
+    }
+}
+
+/// The shape that a file's step is run with.
+pub fn shape_of(step: &DecodeStep) -> StepShape {
+    StepShape { rows: step.rows, q: step.q }
+}
+
+/// A scratch for a file's step.
+pub fn scratch_of(step: &DecodeStep) -> ScratchSpec {
+    ScratchSpec { rows_max: step.rows, length_max: step.context_len_max, topk: step.topk, ids: true }
+}
+
+/// The layer over a file's caches.
+pub fn layer_of(file: &StepFile) -> LayerSpec {
+    let step = &file.step;
+    LayerSpec {
+        topk: step.topk,
+        context_len_max: step.context_len_max,
+        scale_form: step.scale_form,
+        index_page: PAGE,
+        index_blocks: step.blocks.max(1),
+        index_page_stride: step.page_stride,
+        kv_page: step.kv_page,
+        kv_block_rows: step.kv_block_rows,
+        kv_blocks: file.kv.blocks(),
     }
 }
 
@@ -87,36 +136,16 @@ fn run_both_forms(
     stage("loading");
     let stream = device.stream()?;
     let inputs = Inputs::upload(device, step)?;
-    let layer = LayerSpec {
-        topk: step.topk,
-        context_len_max: step.context_len_max,
-        scale_form: step.scale_form,
-        index_page: PAGE,
-        index_blocks: step.blocks.max(1),
-        index_page_stride: step.page_stride,
-        kv_page: step.kv_page,
-        kv_block_rows: step.kv_block_rows,
-        kv_blocks: file.kv.blocks(),
-    };
-    let spec = ScratchSpec { rows_max: step.rows, length_max: step.context_len_max, topk: step.topk, ids: true };
-    let shape = StepShape { rows: step.rows, q: step.q };
-    let scratch = IndexerScratch::reserve(device, spec)?;
+    let scratch = IndexerScratch::reserve(device, scratch_of(step))?;
     let indexer = FusedIndexer::new(IndexerConfig {
         scratch: &scratch,
-        layer,
-        keys: inputs.cache.as_view(),
-        shapes: &[shape],
+        layer: layer_of(file),
+        keys: inputs.keys(),
+        shapes: &[shape_of(step)],
         hold: &[],
         ids: true,
     })?;
-    let device_step = Step {
-        shape,
-        queries: inputs.queries.as_view(),
-        weights: inputs.weights.as_view(),
-        row_ends: inputs.row_ends.as_view(),
-        index_table: StepTable::per_request(inputs.table.as_view(), step.table_stride, step.table_width),
-        kv_table: StepTable::per_request(inputs.kv_table.as_view(), step.kv_table_stride, step.kv_table_width),
-    };
+    let device_step = inputs.step(step);
 
     stage("score and select");
     let start = Instant::now();
@@ -124,7 +153,8 @@ fn run_both_forms(
     stream.synchronize()?;
     let mut time = StepTime::Simulator(start.elapsed());
     if !device.info().simulated && step.rows > 0 {
-        time = StepTime::Device(replay_time(&stream, &indexer, &device_step)?);
+        let graph = Graph::capture_with(&stream, |stream| indexer.run(stream, &device_step).map(drop))?;
+        time = StepTime::Device(replay_time(&stream, &graph)?);
     }
 
     let ids = selected.ids.as_ref().expect("the indexer was built with ids");
@@ -140,10 +170,9 @@ fn run_both_forms(
     Ok((answer, compact, time))
 }
 
-/// The median of a few replays of the captured step. The inputs stay in the L2, as a short step's do in a real layer.
-fn replay_time(stream: &Stream, indexer: &FusedIndexer, step: &Step<'_>) -> Result<Duration, Error> {
+/// The median of a few replays of a captured step. The inputs stay in the L2, as a short step's do in a real layer.
+pub fn replay_time(stream: &Stream, graph: &Graph) -> Result<Duration, Error> {
     const REPLAYS: usize = 21;
-    let graph = Graph::capture_with(stream, |stream| indexer.run(stream, step).map(drop))?;
     let (start, end) = (stream.device().event()?, stream.device().event()?);
     let mut times = Vec::with_capacity(REPLAYS);
     for _ in 0..REPLAYS {
@@ -158,7 +187,7 @@ fn replay_time(stream: &Stream, indexer: &FusedIndexer, step: &Step<'_>) -> Resu
 }
 
 /// The logits of every row, each as long as the row.
-fn score_every_row(stream: &Stream, inputs: &Inputs, step: &DecodeStep) -> Result<Vec<Vec<u16>>, Error> {
+pub fn score_every_row(stream: &Stream, inputs: &Inputs, step: &DecodeStep) -> Result<Vec<Vec<u16>>, Error> {
     let device = stream.device();
     if step.rows == 0 {
         return Ok(Vec::new());
