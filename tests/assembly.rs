@@ -14,6 +14,7 @@ use dsa_dcp::{ExchangeShape, GatherShape, MailboxShape, QueryElement};
 use dsa_kernels::local_topk::{self, LocalTopkShape};
 use dsa_kernels::score::{self, ScoreShape};
 use dsa_kernels::select::{self, SelectShape};
+use mla_query::shape::TILES;
 use mla_query::{MlaShape, Publication, query};
 use ptx::{KernelIr, Target};
 use ptxas::{Ptxas, Report};
@@ -63,19 +64,26 @@ fn specialisations() -> Vec<Specialisation> {
     all
 }
 
-/// Both cluster sizes, every number of tokens per cluster and both tiles, and every form, page and flag with some of them.
+/// Both cluster sizes, every number of tokens per cluster and every tile, and every form, page and flag with some of them.
 fn mla_shapes() -> Vec<MlaShape> {
     let shape = |heads, batch, form, page| MlaShape::new(heads, batch, form, page).unwrap();
+    let single = |heads, batch, form, page| shape(heads, batch, form, page).with_tile(None).unwrap();
     let mut shapes = Vec::new();
     for heads in [6, 12] {
-        shapes.extend((1..=8).map(|batch| shape(heads, batch, MlaCacheForm::Fp8Ds, 64).with_qc(true)));
-        for (form, batch) in MlaCacheForm::ALL.into_iter().flat_map(|form| [1, 3, 8, 9, 17].map(|batch| (form, batch)))
-        {
-            shapes.push(shape(heads, batch, form, 64));
-            shapes.push(shape(heads, batch, form, 1).with_qc(true).with_hold(true));
+        shapes.extend((1..=8).map(|batch| single(heads, batch, MlaCacheForm::Fp8Ds, 64).with_qc(true)));
+        for (form, batch) in MlaCacheForm::ALL.into_iter().flat_map(|form| [1, 3, 8].map(|batch| (form, batch))) {
+            shapes.push(single(heads, batch, form, 64));
+            shapes.push(single(heads, batch, form, 1).with_qc(true).with_hold(true));
+            shapes.push(single(heads, batch, form, 64).with_thread_copies(true).unwrap());
         }
-        shapes.push(shape(heads, 4, MlaCacheForm::Nvfp4Ds, 65).with_hold(true));
+        shapes.push(single(heads, 4, MlaCacheForm::Nvfp4Ds, 65).with_hold(true));
     }
+    for (form, tile) in MlaCacheForm::ALL.into_iter().flat_map(|form| TILES.map(|tile| (form, tile as usize))) {
+        let tiled = |page| shape(12, 64, form, page).with_tile(Some(tile)).unwrap();
+        shapes.extend([tiled(64), tiled(64).with_qc(true), tiled(65), tiled(1).with_qc(true).with_hold(true)]);
+    }
+    let late = shapes.iter().filter_map(|shape| shape.with_late(true).ok()).collect::<Vec<_>>();
+    shapes.extend(late);
     shapes
 }
 
@@ -299,8 +307,10 @@ fn a_kernel_that_may_overlap_waits_for_its_dependencies() {
         let waits = one.text.matches("griddepcontrol.wait;").count();
         assert!(waits > 0 && one.ir.waits_for_dependencies(), "{} never waits", one.ir.name);
         let launch = one.text.find("griddepcontrol.launch_dependents;");
+        // A late kernel reads nothing of its predecessor and waits at its end, so that its successors wait for both.
+        let late = one.ir.name.contains("_late");
         assert!(
-            launch.is_none_or(|launch| one.text[..launch].contains("griddepcontrol.wait;")),
+            late || launch.is_none_or(|launch| one.text[..launch].contains("griddepcontrol.wait;")),
             "{} lets its dependents start above its own wait",
             one.ir.name
         );
@@ -381,6 +391,7 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         w_qa: DevicePtr::from_address(6),
         w_kva: DevicePtr::from_address(7),
         w_qb: DevicePtr::from_address(8),
+        w_qb_map: map,
         w_uk: map,
         slots: DevicePtr::from_address(9),
         q_scale_inv: DevicePtr::NULL,

@@ -19,12 +19,19 @@ pub struct Peak {
     pub bytes_per_s: f64,
     /// Datasheet, dense FP8 on the tensor cores.
     pub fp8_flops_per_s: f64,
+    /// Datasheet, dense BF16 on the tensor cores.
+    pub bf16_flops_per_s: f64,
     /// Datasheet, FP32.
     pub fp32_flops_per_s: f64,
 }
 
-const PEAKS: [Peak; 1] =
-    [Peak { device: "NVIDIA H200", bytes_per_s: 4.37e12, fp8_flops_per_s: 1979e12, fp32_flops_per_s: 67e12 }];
+const PEAKS: [Peak; 1] = [Peak {
+    device: "NVIDIA H200",
+    bytes_per_s: 4.37e12,
+    fp8_flops_per_s: 1979e12,
+    bf16_flops_per_s: 989e12,
+    fp32_flops_per_s: 67e12,
+}];
 
 impl Peak {
     pub fn of(device: &Device) -> Option<Peak> {
@@ -61,6 +68,11 @@ pub fn wanted(variable: &str, name: &str) -> bool {
 pub struct Samples(Vec<f64>);
 
 impl Samples {
+    pub fn new(mut us: Vec<f64>) -> Samples {
+        us.sort_by(f64::total_cmp);
+        Samples(us)
+    }
+
     /// The sample that a share `p` in 0..=1 of the samples does not exceed; NaN of none.
     pub fn quantile(&self, p: f64) -> f64 {
         let at = (p * self.0.len().saturating_sub(1) as f64).round() as usize;
@@ -101,9 +113,7 @@ pub fn time_graph(c: &mut Criterion, id: &str, stream: &Stream, graph: &Graph, l
             Duration::from_secs_f64(total * 1e-6)
         });
     });
-    let mut samples = samples.into_inner();
-    samples.sort_by(f64::total_cmp);
-    Ok(Samples(samples))
+    Ok(Samples::new(samples.into_inner()))
 }
 
 /// Times what is to be compared in turn, after one unmeasured run of each: `rounds` samples of every variant, each of which

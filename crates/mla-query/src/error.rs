@@ -106,6 +106,21 @@ pub enum MlaError {
         /// Those of the kernel.
         needed: String,
     },
+    /// A number of tokens per cluster that no kernel takes.
+    #[error("{} for a batch of {batch}: tiles have 16, 32 or 64 tokens, and at most 8 tokens go one by one",
+        match .tile { Some(n) => format!("tiles of {n} tokens"), None => "tokens one by one".into() })]
+    TileUnsupported {
+        /// Tokens per tile asked for, `None` for one by one.
+        tile: Option<usize>,
+        /// Tokens of the batch.
+        batch: usize,
+    },
+    /// Copies by threads of what a tiled kernel must have swizzled.
+    #[error("Q_B by copies of threads in tiles of {tile} tokens, which need the tensor copies' swizzle")]
+    ThreadCopiesUnsupported {
+        /// Tokens per tile.
+        tile: usize,
+    },
     /// A query that would run beside an indexer where there is none.
     #[error("a late query runs beside the indexer's last kernel; a step with the cache form {form:?} has no indexer")]
     LateUnsupported {

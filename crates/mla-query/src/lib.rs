@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod plan;
 pub mod query;
 pub mod shape;
 pub mod tiled;
 
 pub use error::MlaError;
+pub use plan::{MlaPlan, MlaRequest};
 pub use query::{MlaCache, MlaQuery, MlaStep, MlaWeights};
 pub use shape::{MlaShape, Publication};

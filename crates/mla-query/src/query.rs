@@ -54,7 +54,7 @@ pub(crate) mod output;
 pub(crate) mod publish;
 pub(crate) mod reduce;
 
-pub use kernel::{MlaArgs, MlaParams, build, uk_map};
+pub use kernel::{MlaArgs, MlaParams, build, qb_map, uk_map};
 pub use launch::{MlaCache, MlaQuery, MlaStep, MlaWeights};
 
 use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};

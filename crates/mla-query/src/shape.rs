@@ -10,6 +10,8 @@ use crate::error::MlaError;
 pub const PAGE_TOKENS_MAX: usize = 1 << 20;
 /// Most tokens that one cluster multiplies one by one, in as many accumulators; more go to the tensor core in tiles.
 pub const TOKENS_MAX: u32 = 8;
+/// Tokens per cluster that the tensor core takes.
+pub const TILES: [u32; 3] = [16, 32, 64];
 /// Up to this many heads take clusters of 16, of which an H200 surely runs 7 at once; more heads fill the device with
 /// clusters of 8.
 const HEADS_WIDE_CLUSTER: u32 = 7;
@@ -34,6 +36,23 @@ pub struct MlaShape {
     hold: bool,
     late: bool,
     publication: Option<Publication>,
+    tile: Option<u32>,
+    thread_copies: bool,
+}
+
+/// Batches from this many tokens on are faster in tiles.
+const TILED_FROM: u32 = 4;
+/// Clusters of 8 CTAs that an H200 runs at once with a multiprocessor for each CTA.
+const CLUSTERS: u32 = 15;
+
+/// What was measured to be fastest: the smallest tiles whose clusters all run at once, each CTA on a multiprocessor of its own;
+/// of tiles that cannot, the fewest.
+fn best_tile(heads: u32, batch: u32) -> Option<u32> {
+    if batch < TILED_FROM {
+        return None;
+    }
+    let one_wave = TILES.into_iter().find(|tile| heads * batch.div_ceil(*tile) <= CLUSTERS);
+    one_wave.or_else(|| TILES.into_iter().find(|tile| batch <= *tile)).or(Some(TILES[2]))
 }
 
 impl MlaShape {
@@ -63,6 +82,8 @@ impl MlaShape {
             hold: false,
             late: false,
             publication: None,
+            tile: best_tile(heads as u32, batch as u32),
+            thread_copies: false,
         })
     }
 
@@ -113,6 +134,33 @@ impl MlaShape {
         }
         self.publication = Some(publication);
         Ok(self)
+    }
+
+    /// With tiles of so many tokens, or `None` for tokens one by one, instead of what was measured to be fastest.
+    ///
+    /// # Errors
+    /// A tile other than 16, 32 and 64; one by one for more than 8 tokens, or with copies by threads in tiles.
+    pub fn with_tile(self, tile: Option<usize>) -> Result<Self, MlaError> {
+        let tile = match tile {
+            None if self.batch <= TOKENS_MAX => None,
+            Some(n) if TILES.iter().any(|tile| *tile as usize == n) => Some(n as u32),
+            _ => return Err(MlaError::TileUnsupported { tile, batch: self.batch as usize }),
+        };
+        MlaShape { tile, ..self }.with_thread_copies(self.thread_copies)
+    }
+
+    /// Loads Q_B by `cp.async` of all threads instead of one bulk copy.
+    ///
+    /// # Errors
+    /// A tiled shape, whose Q_B needs the swizzle of tensor copies.
+    pub fn with_thread_copies(mut self, thread_copies: bool) -> Result<Self, MlaError> {
+        match self.tile {
+            Some(tile) if thread_copies => Err(MlaError::ThreadCopiesUnsupported { tile: tile as usize }),
+            _ => {
+                self.thread_copies = thread_copies;
+                Ok(self)
+            }
+        }
     }
 
     /// Heads of the rank.
@@ -192,16 +240,17 @@ impl MlaShape {
 
     /// Whether tokens are tiled for the tensor core, else multiplied one by one.
     pub fn is_tiled(&self) -> bool {
-        self.batch > TOKENS_MAX
+        self.tile.is_some()
+    }
+
+    /// Whether Q_B is loaded by all threads.
+    pub fn thread_copies(&self) -> bool {
+        self.thread_copies
     }
 
     /// Tokens of one cluster.
     pub fn tokens(&self) -> u32 {
-        match self.batch {
-            n if n <= TOKENS_MAX => n,
-            n if n <= 16 => 16,
-            _ => 32,
-        }
+        self.tile.unwrap_or(self.batch)
     }
 
     /// The grid for `tokens` live tokens: parts of a head, heads, groups of tokens.
@@ -219,13 +268,14 @@ impl MlaShape {
         };
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(
-            "mla_query_{}_t{}_{form}_page{}{}{}{}{}",
+            "mla_query_{}_t{}_{form}_page{}{}{}{}{}{}",
             if self.is_tiled() { "tiled".into() } else { format!("c{}", self.cluster()) },
             self.tokens(),
             self.page_tokens,
             flag(self.store_qc, "qc"),
             flag(self.hold, "hold"),
             flag(self.late, "late"),
+            flag(self.thread_copies, "threads"),
             self.publication.map_or(String::new(), |to| {
                 let (mailbox, how) = (to.mailbox, if to.multicast { "multicast" } else { "publish" });
                 format!("_{how}{}x{}of{}", mailbox.ranks(), mailbox.heads(), mailbox.q_heads())
@@ -233,20 +283,22 @@ impl MlaShape {
         )
     }
 
-    /// The plan in words: how the work is cut, and why.
+    /// How the work is cut, in words, and why.
     pub fn plan(&self) -> String {
         let (cluster, tokens) = (self.cluster(), self.tokens());
         let why_cluster = match (cluster, self.is_tiled()) {
             (16, _) => "few heads",
-            (_, true) => "rows of 24 fill tensor-core tiles",
+            (_, true) => "an eighth of the columns each",
             _ => "enough heads",
         };
-        let why_tokens = match self.batch {
-            n if n <= TOKENS_MAX => "the whole batch reads the weights once, FP32 FMAs",
-            n if n <= 32 => "the whole batch in one tile, tensor core",
-            _ => "tiles that each read the weights, tensor core",
+        let why_tokens = match self.tile {
+            None => "the whole batch reads the weights once, FP32 FMAs",
+            Some(tile) if self.batch <= tile => "the whole batch in one tile, tensor core",
+            Some(_) => "tiles that each read the weights, tensor core",
         };
-        format!("clusters of {cluster} per head ({why_cluster}), tokens per cluster: {tokens} ({why_tokens})")
+        format!(
+            "clusters of {cluster} CTAs, one head each ({why_cluster}), tokens per cluster: {tokens} ({why_tokens})"
+        )
     }
 }
 
@@ -263,19 +315,21 @@ mod tests {
 
     #[test]
     fn deployed_shapes_fill_one_wave() {
-        for (heads, batch) in [(6, 1), (6, 8), (12, 1), (12, 8)] {
+        for (heads, batch) in [(6, 1), (12, 1), (12, 8)] {
             let [x, y, z] = shape(heads, batch, MlaCacheForm::Fp8Ds).grid(batch);
             assert_eq!(x * y * z, 96, "{heads} heads, {batch} tokens");
         }
-        assert_eq!(shape(12, 9, MlaCacheForm::Fp8Ds).grid(9), [8, 12, 1]);
-        assert_eq!(shape(6, 64, MlaCacheForm::Fp8Ds).grid(64), [8, 6, 2], "96 CTAs for 64 tokens");
-        assert_eq!(shape(6, 64, MlaCacheForm::Fp8Ds).grid(32), [8, 6, 1]);
+        for (heads, batch) in [(12, 9), (12, 32), (12, 64), (6, 32), (6, 64), (6, 128)] {
+            let [x, y, z] = shape(heads, batch, MlaCacheForm::Fp8Ds).grid(batch);
+            assert_eq!(x * y * z, 96, "{heads} heads, {batch} tokens");
+        }
+        assert_eq!(shape(6, 64, MlaCacheForm::Fp8Ds).grid(32), [8, 6, 1], "fewer live tokens");
     }
 
     #[test]
     fn every_head_count_cuts_evenly() {
         for heads in 1..=MLA_HEADS_MAX {
-            let s = shape(heads, 8, MlaCacheForm::Nvfp4Ds);
+            let s = shape(heads, 2, MlaCacheForm::Nvfp4Ds);
             assert_eq!(s.rows() * s.cluster(), 192);
             assert_eq!(s.columns() * s.cluster(), 512);
             assert!(s.plan().contains(&format!("clusters of {}", s.cluster())));
@@ -296,10 +350,13 @@ mod tests {
 
     #[test]
     fn names_say_what_differs() {
-        let s = shape(6, 8, MlaCacheForm::Fp8Ds);
+        let s = shape(6, 8, MlaCacheForm::Fp8Ds).with_tile(None).unwrap();
         assert_eq!(s.name(), "mla_query_c16_t8_fp8ds_page64");
         let full = s.with_qc(true).with_hold(true).with_late(true).unwrap();
         assert_eq!(full.name(), "mla_query_c16_t8_fp8ds_page64_qc_hold_late");
+        let threads = s.with_thread_copies(true).unwrap();
+        assert_eq!(threads.name(), "mla_query_c16_t8_fp8ds_page64_threads");
+        assert_eq!(s.with_tile(Some(32)).unwrap().name(), "mla_query_tiled_t32_fp8ds_page64");
     }
 
     #[test]

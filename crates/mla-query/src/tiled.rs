@@ -1,36 +1,53 @@
-//! `MlaQuery` for more than 8 tokens: the same results on the tensor core.
+//! `MlaQuery` for larger batches: the same results on the tensor core.
 //!
 //! The math, the rows, the cache and the arguments are those of [`query`](crate::query); so is the order of the norms' sums,
 //! so `q_c` and the cache do not depend on the batch. The products are accumulated in FP32 by the tensor core.
 //!
 //! # Layout
-//! Shared memory of a CTA with T tokens:
+//! Shared memory of a CTA with T = 16, 32 or 64 tokens:
 //!
 //! | field | shape | dtype | written by | read by |
 //! |---|---|---|---|---|
+//! | `q_b` | 3 x 192 x 64, 128-byte swizzle | BF16 | tensor copies | projection |
 //! | `w_uk` | 128 x 64, 128-byte swizzle | BF16 | tensor copy | absorption |
-//! | `w_qa` | 1536 | BF16 | bulk copy | norm |
-//! | `q_c` | T x 1536, rows 3136 bytes apart | BF16 | norm | projection, its store |
-//! | `parts` | 8 warps x T x 24 | FP32 | projection | gather, rope |
-//! | `staged` | T x 88 | the query's element | gather, absorption | publication, if the shape publishes |
-//! | `latent_rows` | T x 128, rows 272 bytes apart | BF16 | the cluster's asynchronous stores | absorption |
+//! | `q_c` | 3 x T x 64, 128-byte swizzle | BF16 | norm | projection |
+//! | `norms` | T | FP32 | the cluster's asynchronous stores | norm |
+//! | `parts` | 8 x T/16 x 3 x 32 x 4 | FP32 | the cluster's asynchronous stores | gather |
+//! | `latent_rows` | T/16 x 8 x 32 x 4 pairs | BF16 | the cluster's asynchronous stores | absorption |
+//! | `staged`, over `q_c` | T x 72 | the query's element | gather, absorption | publication, if the shape publishes |
 //!
-//! The row pitches spread the rows that a warp reads together over all banks.
+//! `parts` are tensor-core tiles as their lanes hold them, `latent_rows` A fragments likewise: two tiles of sums, side by
+//! side, are one such fragment. With T > 16 both take the place of `q_b`. All is small enough for two CTAs per
+//! multiprocessor, so that the next launch loads its weights beside this one.
 //!
 //! # Decomposition
-//! A cluster of 8 CTAs per head and T = 16 or 32 tokens; a CTA owns 24 rows of Q_B and 64 latent columns. A warp normalises
-//! every eighth row, 48 values per lane. Of the projection it takes 192 of the 1536 columns, for all T x 24 results: its
-//! share of Q_B waits in registers, 8 consecutive values per lane, in which order both operands take them. Eight partial
-//! sums per result are added in order of warps. Of the absorption a warp takes 16 tokens and 16 columns; even columns
-//! make one tensor-core tile and odd ones another, so that a word of W_UK serves both. Two more warps insert KV rows.
+//! A cluster of 8 CTAs per head and T tokens. A CTA owns 192 of the 1536 columns of `q_c` and Q_B, for all 192 rows, so each
+//! element is normalised once per head, not once per CTA; of the factors of the norm it computes T / 8, a warp a whole row,
+//! and sends them to the cluster. A warp multiplies 24 rows by all tokens and sends the sums to the CTA of that number, which
+//! adds the eight parts of each result in order. Of the absorption a CTA takes 64 columns, a warp 8. Two more warps insert
+//! KV rows.
 //!
 //! # Synchronisation
-//! As in [`query`](crate::query), with W_UK and the norm's weights on mbarriers: with the latter in registers, beside Q_B, the
-//! norm would spill.
+//! As in [`query`](crate::query); every exchange completes on an mbarrier of its target. Where sums take the place of Q_B
+//! the cluster's barrier stands between.
 //!
 //! # Bound
-//! Memory for the weights of one tile of tokens; with more tiles, L2 and the latency of the steps above.
+//! Memory for the weights of the first tile of tokens, L2 for further ones. Behind a predecessor that has loaded them: one
+//! load of rows, three exchanges over the cluster, and the tensor core's 2 x T x 192 x 192 operations per CTA.
 
 mod kernel;
 
+use dsa_core::consts::{KV_LORA, Q_HEAD, Q_LORA};
+
 pub(crate) use kernel::build;
+
+/// CTAs of a cluster.
+pub(crate) const CLUSTER: u32 = 8;
+/// Q_B rows that a CTA adds up.
+pub(crate) const ROWS: u32 = Q_HEAD as u32 / CLUSTER;
+/// Columns of `q_c` and Q_B of a CTA.
+pub(crate) const SLICE: u32 = Q_LORA as u32 / CLUSTER;
+/// Its 16-byte chunks.
+pub(crate) const CHUNKS: u32 = SLICE / 8;
+/// Latent columns of a CTA.
+pub(crate) const COLUMNS: u32 = KV_LORA as u32 / CLUSTER;

@@ -22,8 +22,13 @@ fn every_canonical_kernel_prints_its_golden_text() {
     let bless = std::env::var_os("BLESS").is_some_and(|v| v == "1");
     let shape = |heads, batch, form| MlaShape::new(heads, batch, form, 64).unwrap().with_qc(true);
     let mailbox = MailboxShape::new(8, 12, 128, 64, QueryElement::Bf16).unwrap();
-    let publishing =
-        |multicast| shape(12, 4, MlaCacheForm::Fp8Ds).with_publication(Publication { mailbox, multicast }).unwrap();
+    let publishing = |multicast| {
+        shape(12, 4, MlaCacheForm::Fp8Ds)
+            .with_tile(None)
+            .unwrap()
+            .with_publication(Publication { mailbox, multicast })
+            .unwrap()
+    };
     for shape in [
         shape(6, 1, MlaCacheForm::Fp8Ds),
         shape(12, 1, MlaCacheForm::Nvfp4Ds),

@@ -26,6 +26,24 @@ fn shapes_outside_the_limits_are_refused() {
 }
 
 #[test]
+fn tiles_and_copies_that_no_kernel_has_are_refused() {
+    let shape = |batch| MlaShape::new(6, batch, MlaCacheForm::Fp8Ds, 64).unwrap();
+    for tile in [0, 8, 24, 128] {
+        let error = shape(4).with_tile(Some(tile)).unwrap_err();
+        assert!(matches!(error, MlaError::TileUnsupported { .. }), "{tile}: {error}");
+    }
+    let error = shape(9).with_tile(None).unwrap_err();
+    assert!(error.to_string().contains("tokens one by one for a batch of 9"), "{error}");
+    for tile in [16, 32, 64] {
+        let tiled = shape(8).with_tile(Some(tile)).unwrap();
+        assert!(matches!(tiled.with_thread_copies(true), Err(MlaError::ThreadCopiesUnsupported { .. })), "{tile}");
+        let threads = shape(8).with_tile(None).unwrap().with_thread_copies(true).unwrap();
+        assert!(threads.with_tile(Some(tile)).is_err(), "{tile}");
+        assert_eq!(tiled.with_tile(None).unwrap(), shape(8).with_tile(None).unwrap());
+    }
+}
+
+#[test]
 fn a_device_of_another_architecture_is_refused() {
     let devices = Device::simulated_group_as(sim_config(), ptx::Target::Sm100a);
     let shape = MlaShape::new(1, 1, MlaCacheForm::Fp8Ds, 64).unwrap();

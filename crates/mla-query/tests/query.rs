@@ -52,6 +52,44 @@ fn tiles_of_every_fill_and_number() {
 }
 
 #[test]
+fn every_tile_fits_any_batch() {
+    on_every_device(|device| {
+        for (tile, tokens) in [(16, 3), (16, 33), (32, 7), (32, 50), (64, 1), (64, 63), (64, 70)] {
+            for form in [MlaCacheForm::Fp8Ds, MlaCacheForm::Fp8Multiply] {
+                let step = Step { pages: 4, ..Step::random(tile as u64, 1, tokens) };
+                let shape = shape_of(&step, form).with_tile(Some(tile)).unwrap();
+                assert_eq!((shape.tokens(), shape.is_tiled()), (tile as u32, true));
+                check(&step, shape, &run(device, &step, shape));
+            }
+        }
+    });
+}
+
+#[test]
+fn all_tiles_give_the_same_bits() {
+    on_every_device(|device| {
+        let step = Step::random(92, 2, 21);
+        let shape = shape_of(&step, MlaCacheForm::Nvfp4Ds);
+        let [a, b, c] = [16, 32, 64].map(|tile| run(device, &step, shape.with_tile(Some(tile)).unwrap()));
+        assert!(a == b && b == c, "every sum has one order");
+    });
+}
+
+#[test]
+fn weights_copied_by_threads_change_nothing() {
+    on_every_device(|device| {
+        // Both cluster sizes.
+        for (heads, tokens) in [(1, 1), (2, 8), (8, 3)] {
+            let step = Step::random(93, heads, tokens);
+            let shape = shape_of(&step, MlaCacheForm::ALL[tokens % 4]);
+            let copied = run(device, &step, shape.with_thread_copies(true).unwrap());
+            assert_eq!(copied, run(device, &step, shape), "{heads} heads, {tokens} tokens");
+            check(&step, shape, &copied);
+        }
+    });
+}
+
+#[test]
 fn the_batch_does_not_show_in_norms_and_entries() {
     on_every_device(|device| {
         for form in MlaCacheForm::ALL {
@@ -306,6 +344,10 @@ fn every_order_of_warps_and_copies_gives_the_same_bits() {
         for config in orders(3) {
             let got = check_on(&Device::simulated(config), &step, form);
             assert_eq!(*first.get_or_insert(got.clone()), got, "{config:?}");
+            if tokens <= 8 {
+                let shape = shape_of(&step, form).with_thread_copies(true).unwrap();
+                assert_eq!(run(&Device::simulated(config), &step, shape), got, "copies by threads, {config:?}");
+            }
         }
     }
 }
@@ -313,10 +355,19 @@ fn every_order_of_warps_and_copies_gives_the_same_bits() {
 #[test]
 fn simulator_and_gpu_agree_bit_for_bit() {
     on_gpu(|gpu| {
-        for (form, tokens) in MlaCacheForm::ALL.into_iter().zip([8, 1, 3, 12]) {
-            let step = Step::random(61, 6, tokens);
-            let simulated = check_on(&Device::simulated(sim_config()), &step, form);
-            assert_eq!(check_on(gpu, &step, form), simulated, "{form:?}, {tokens} tokens");
+        let forms = MlaCacheForm::ALL.into_iter().cycle();
+        for (form, (heads, tokens)) in forms.zip([(6, 8), (6, 1), (6, 3), (12, 2), (12, 8), (6, 12), (2, 20), (2, 70)])
+        {
+            let step = Step { pages: 4, ..Step::random(61, heads, tokens) };
+            let shapes = match tokens {
+                n if n <= 8 => [None, Some(16)],
+                _ => [Some(32), Some(64)],
+            };
+            for tile in shapes {
+                let shape = shape_of(&step, form).with_tile(tile).unwrap();
+                let simulated = run(&Device::simulated(sim_config()), &step, shape);
+                assert_eq!(run(gpu, &step, shape), simulated, "{form:?}, {heads} heads, {tokens} tokens, {tile:?}");
+            }
         }
     });
 }
@@ -335,10 +386,10 @@ fn without_its_store_the_normalised_query_stays_inside() {
 #[test]
 fn shapes_of_equal_cuts_share_a_kernel() {
     let name = |heads, batch| MlaShape::new(heads, batch, MlaCacheForm::Fp8Ds, 64).unwrap().name();
-    assert_eq!(name(1, 8), name(7, 8));
-    assert_ne!(name(7, 8), name(8, 8));
-    assert_eq!([name(1, 16), name(1, 17)], [name(96, 9), name(96, 1000)]);
-    assert_ne!(name(1, 8), name(1, 9));
+    assert_eq!(name(1, 3), name(7, 3));
+    assert_ne!(name(7, 3), name(8, 3));
+    assert_eq!([name(1, 4), name(12, 17), name(12, 33)], [name(96, 16), name(96, 32), name(96, 1000)]);
+    assert_ne!(name(1, 3), name(1, 4));
     on_every_device(|device| {
         // The kernel of one shape runs another's step.
         let (one, other) = (Step::random(63, 3, 4), Step::random(64, 5, 4));

@@ -28,8 +28,10 @@ kernel_args! {
         pub w_qa: DevicePtr<u32>,
         /// BF16 `[512]`
         pub w_kva: DevicePtr<u32>,
-        /// BF16 `[heads * 192, 1536]`
+        /// BF16 `[heads * 192, 1536]`, 8 tokens or fewer
         pub w_qb: DevicePtr<u16>,
+        /// the same, tiles of tokens: [`qb_map`]
+        pub w_qb_map: TensorMap,
         /// BF16 `[heads, 128, 512]`: [`uk_map`]
         pub w_uk: TensorMap,
         /// int64 `[tokens]`
@@ -92,6 +94,16 @@ pub fn uk_map(base: DevicePtr<u16>, shape: &MlaShape) -> Result<TensorMapDesc, T
     let columns = 2 * shape.columns();
     let swizzle = if shape.is_tiled() { Swizzle::B128 } else { Swizzle::None };
     TensorMapDesc::new(base.address(), &[row, rows], &[row], &[columns, NOPE as u32], swizzle)
+}
+
+/// The tensor map of `Q_B` at `base`: one copy brings 64 columns of one head's rows.
+///
+/// # Errors
+/// A base off 16 bytes.
+pub fn qb_map(base: DevicePtr<u16>, shape: &MlaShape) -> Result<TensorMapDesc, TensorMapError> {
+    let row = 2 * Q_LORA as u64;
+    let rows = u64::from(shape.heads()) * Q_HEAD as u64;
+    TensorMapDesc::new(base.address(), &[row, rows], &[row], &[128, Q_HEAD as u32], Swizzle::B128)
 }
 
 /// Builds the kernel of `shape` for `target`.
@@ -265,17 +277,35 @@ impl Query {
     /// Initialises the barriers and starts the copies of the weights.
     fn load_weights(&self) {
         let Query { p, rows, columns, .. } = self;
-        [self.q_b_full, self.w_uk_full, self.gathered].into_iter().for_each(|bar| bar.init(1));
+        let q_b_full = (!self.shape.thread_copies()).then_some(self.q_b_full);
+        q_b_full.into_iter().chain([self.w_uk_full, self.gathered]).for_each(|bar| bar.init(1));
         fence_mbarrier_init();
-        let q_b_bytes = rows * Q_LORA as u32 * 2;
-        self.q_b_full.arrive_expect(q_b_bytes);
-        let row = self.head.mad(Q_HEAD as u32, self.part * *rows);
-        let source = p.w_qb.byte_at(row.mul_wide(2 * Q_LORA as u32));
-        copy_bulk(self.q_b.ptr(), source.cast(), q_b_bytes, self.q_b_full, None);
+        if !self.shape.thread_copies() {
+            let q_b_bytes = rows * Q_LORA as u32 * 2;
+            self.q_b_full.arrive_expect(q_b_bytes);
+            copy_bulk(self.q_b.ptr(), self.q_b_rows(), q_b_bytes, self.q_b_full, None);
+        }
         self.w_uk_full.arrive_expect(NOPE as u32 * columns * 2);
         let coords = [self.part * (2 * columns), self.head * NOPE as u32];
         copy_tensor(self.w_uk.ptr(), p.w_uk, &coords, self.w_uk_full, None);
         self.gathered.arrive_expect(self.tokens * NOPE as u32 * 4);
+    }
+
+    /// The CTA's rows of Q_B.
+    fn q_b_rows(&self) -> Global<u32> {
+        let row = self.head.mad(Q_HEAD as u32, self.part * self.rows);
+        self.p.w_qb.byte_at(row.mul_wide(2 * Q_LORA as u32)).cast()
+    }
+
+    /// Starts the copies of the CTA's rows of Q_B by all computing threads.
+    fn copy_q_b(&self) {
+        let from = self.q_b_rows();
+        let (from, to) = (from.at(self.thread * 4), self.q_b.at(self.thread * 4));
+        for round in 0..self.rows * Q_LORA as u32 / 8 / COMPUTE_THREADS {
+            let at = (round * COMPUTE_THREADS * 4) as i32;
+            copy_16(to.offset(at), from.offset(at), None);
+        }
+        commit_copies();
     }
 
     fn barrier(&self) {
@@ -283,6 +313,9 @@ impl Query {
     }
 
     fn compute(&self) {
+        if self.shape.thread_copies() {
+            self.copy_q_b();
+        }
         self.normalise();
         if self.shape.store_qc() {
             self.store_qc();
@@ -336,6 +369,9 @@ impl Query {
                 self.q_c.at(*thread * 4 + b * (Q_LORA as u32 / 2)).store_vec(pack(&scaled));
             }
         });
+        if self.shape.thread_copies() {
+            wait_copies(0); // ORDER: the thread's share of Q_B, before the barrier hands it to the others.
+        }
         self.barrier(); // ORDER: q_c, before the projection and its store read it.
     }
 
@@ -363,7 +399,9 @@ impl Query {
         let token = self.q_c.at(column);
         let zero = [Reg::from(0.0f32); 2];
         let mut sums = vec![zero; (WARP_ROWS * tokens) as usize];
-        self.q_b_full.wait(0);
+        if !self.shape.thread_copies() {
+            self.q_b_full.wait(0);
+        }
         for chunk in 0..chunks {
             let at = |i: u32| (i * pairs + chunk * CHUNK / 2) as i32;
             let weights: Vec<_> = (0..WARP_ROWS).map(|i| unpack(row.offset(at(i)).load_vec::<4>())).collect();

@@ -9,8 +9,9 @@ use dsa_dcp::mailbox::Publish;
 use gpu::{Device, Function, L2Promotion, LaunchConfig, Stream, View};
 use ptx::{DevicePtr, Kernel, Target, TensorMap};
 
-use super::{MlaArgs, build, uk_map};
+use super::{MlaArgs, build, qb_map, uk_map};
 use crate::error::MlaError;
+use crate::plan::{check_strides, page_bytes, word};
 use crate::shape::MlaShape;
 
 /// The weights of one layer on one rank, ready for a shape's copies. The memory must stay in place for as long as steps
@@ -20,6 +21,7 @@ pub struct MlaWeights {
     q_a: DevicePtr<u32>,
     kv_a: DevicePtr<u32>,
     q_b: DevicePtr<u16>,
+    q_b_map: TensorMap,
     uk: TensorMap,
     heads: u32,
     columns: u32,
@@ -45,10 +47,12 @@ impl MlaWeights {
         check("q_b weights", q_b, heads * Q_HEAD * Q_LORA)?;
         check("w_uk weights", uk, heads * NOPE * KV_LORA)?;
         let uk = device.tensor_map_with(&uk_map(uk.ptr(), shape)?, L2Promotion::B128)?;
+        let q_b_map = device.tensor_map_with(&qb_map(q_b.ptr(), shape)?, L2Promotion::B128)?;
         Ok(MlaWeights {
             q_a: q_a.ptr_as(),
             kv_a: kv_a.ptr_as(),
             q_b: q_b.ptr(),
+            q_b_map,
             uk,
             heads: shape.heads(),
             columns: shape.columns(),
@@ -165,7 +169,7 @@ impl MlaQuery {
             };
             return Err(MlaError::WrongWeights { found: text(found), needed: text(needed) });
         }
-        check_stride("row stride of qkv in elements", step.qkv_stride, QKV, ALIGN / 2)?;
+        check_strides(shape, step.qkv_stride, step.cache.page_stride, step.cache.token_stride)?;
         let qkv = tokens.checked_sub(1).map_or(0, |rows| rows * step.qkv_stride + QKV);
         check("qkv", &step.qkv, qkv)?;
         check("slots", &step.slots, tokens)?;
@@ -191,6 +195,7 @@ impl MlaQuery {
             w_qa: step.weights.q_a,
             w_kva: step.weights.kv_a,
             w_qb: step.weights.q_b,
+            w_qb_map: step.weights.q_b_map,
             w_uk: step.weights.uk,
             slots: step.slots.ptr(),
             q_scale_inv,
@@ -247,16 +252,13 @@ impl MlaQuery {
 
     /// Entries that the cache holds.
     fn check_cache(&self, cache: &MlaCache<'_>) -> Result<u64, MlaError> {
-        let (tokens, entry) = (self.shape.page_tokens() as usize, self.shape.form().entry_bytes());
-        check_stride("token stride of the cache in bytes", cache.token_stride, entry, ALIGN)?;
-        let page = (tokens - 1).saturating_mul(cache.token_stride).saturating_add(entry);
-        check_stride("page stride of the cache in bytes", cache.page_stride, page, ALIGN)?;
+        let page = page_bytes(&self.shape, cache.token_stride);
         let needed = match cache.pages {
             0 => 0,
             n => (n - 1).saturating_mul(cache.page_stride).saturating_add(page),
         };
         check("cache", &cache.bytes, needed)?;
-        Ok(cache.pages as u64 * tokens as u64)
+        Ok(cache.pages as u64 * u64::from(self.shape.page_tokens()))
     }
 }
 
@@ -269,16 +271,4 @@ fn check<T: Pod>(buffer: &'static str, view: &View<'_, T>, needed: usize) -> Res
     let align = if size_of::<T>() >= 4 { size_of::<T>() } else { ALIGN } as u64;
     let address = view.ptr().address();
     if address.is_multiple_of(align) { Ok(()) } else { Err(MlaError::Misaligned { buffer, address, align }) }
-}
-
-fn check_stride(what: &'static str, stride: usize, needed: usize, multiple: usize) -> Result<(), MlaError> {
-    if stride >= needed && stride.is_multiple_of(multiple) {
-        Ok(())
-    } else {
-        Err(MlaError::StrideUnsupported { what, stride, needed, multiple })
-    }
-}
-
-fn word(what: &'static str, value: usize) -> Result<u32, MlaError> {
-    u32::try_from(value).map_err(|_| MlaError::TooLarge { what, value })
 }

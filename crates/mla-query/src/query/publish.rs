@@ -4,7 +4,7 @@
 //! bytes at a time. These have refilled the box before and fenced while the others still computed, so that neither is on
 //! the way of the query.
 
-use dsa_core::consts::NOPE;
+use dsa_core::consts::{NOPE, ROPE};
 use dsa_core::layout::mla_rows::{LATENT, QUERY_ROPE};
 use dsa_dcp::mailbox::MailboxShape;
 use dsa_dcp::mailbox::device::{Call, Outbox, Team};
@@ -16,10 +16,11 @@ use crate::shape::MlaShape;
 /// Named barrier by which the computing warps hand their rows over.
 const STAGED: u32 = 3;
 
-/// A CTA's part of every token's row: its latent columns, then its rows of Q_B of which the last 64 of a head are rope.
+/// A CTA's part of every token's row: its latent columns, then its rows of Q_B, of which those that are rope, or in tiles its
+/// 8 rope columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Staged {
-    rows: SharedArray<u32>,
+    rows: Shared<u32>,
     shape: MlaShape,
     mailbox: MailboxShape,
     part: Reg<u32>,
@@ -31,15 +32,31 @@ impl Staged {
     /// Of a shape that publishes, `None` for others.
     pub(crate) fn new(shape: MlaShape, part: Reg<u32>, first: Reg<u32>) -> Option<Staged> {
         let mailbox = shape.publication()?.mailbox;
-        let rows = SharedArray::aligned("staged", shape.tokens() * pitch(&shape), 16);
+        let rows = SharedArray::aligned("staged", shape.tokens() * pitch(&shape), 16).ptr();
         Some(Staged { rows, shape, mailbox, part, first })
+    }
+
+    /// As [`new`](Self::new), in the place of another array.
+    pub(crate) fn over(shape: MlaShape, part: Reg<u32>, first: Reg<u32>, array: SharedArray<u32>) -> Option<Staged> {
+        let mailbox = shape.publication()?.mailbox;
+        assert!(shape.tokens() * pitch(&shape) <= array.len(), "the rows kept fit the array");
+        Some(Staged { rows: array.ptr(), shape, mailbox, part, first })
+    }
+
+    /// The rope column of the first place after the latent columns; below 0, that is large, where its row of Q_B is latent.
+    #[track_caller]
+    fn rope_first(&self) -> Reg<u32> {
+        match self.shape.is_tiled() {
+            true => self.part * rope_places(&self.shape),
+            false => self.part * self.shape.rows() - NOPE as u32,
+        }
     }
 
     /// Keeps what is stored to `column` and on of a token's row.
     #[track_caller]
     pub(crate) fn keep<const N: usize>(&self, token: Reg<u32>, column: Reg<u32>, words: [Reg<u32>; N]) {
-        let (columns, rows) = (self.shape.columns(), self.shape.rows());
-        let rope = column + (columns + NOPE as u32) - (self.part * rows + QUERY_ROPE.start as u32);
+        let columns = self.shape.columns();
+        let rope = column + columns - (self.rope_first() + QUERY_ROPE.start as u32);
         let place = column.ge(LATENT.end as u32).select::<u32>(rope, column - self.part * columns);
         self.at(token - self.first, place).store_vec(words);
     }
@@ -80,7 +97,7 @@ impl Staged {
     pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>, (outbox, call): &(Outbox, Call)) {
         sync_named(STAGED, COMPUTE_THREADS + INSERT_THREADS); // ORDER: see `arrive`.
         let live = (p.tokens - self.first).min(self.shape.tokens());
-        let (columns, rows, bytes) = (self.shape.columns(), self.shape.rows(), self.shape.query_bytes() as u32);
+        let (columns, bytes) = (self.shape.columns(), self.shape.query_bytes() as u32);
         when(call.works, || {
             let chunk = 16 / bytes;
             let per_token = columns / chunk;
@@ -91,15 +108,16 @@ impl Staged {
                 outbox.send(call, self.first + b, head, at, words);
             });
             // A head's first rope row is a multiple of as many rows of its CTA.
-            let group = if rows.is_multiple_of(8) { 8 } else { 4 };
-            let per_token = rows / group;
-            when((self.part * rows + rows).gt(NOPE as u32), || {
+            let (places, first) = (rope_places(&self.shape), self.rope_first());
+            let group = if places.is_multiple_of(8) { 8 } else { 4 };
+            let per_token = places / group;
+            when((first + (places - 1)).lt(ROPE as u32), || {
                 for_range(thread, live * per_token, INSERT_THREADS, |i| {
                     let (b, j) = (i / per_token, i % per_token * group);
-                    let row = self.part.mad(rows, j);
-                    when(row.ge(NOPE as u32), || {
+                    let column = first + j;
+                    when(column.lt(ROPE as u32), || {
                         let from = self.at(b, j + columns);
-                        let (token, at) = (self.first + b, (row + (QUERY_ROPE.start - NOPE) as u32) * bytes);
+                        let (token, at) = (self.first + b, (column + QUERY_ROPE.start as u32) * bytes);
                         match group * bytes / 4 {
                             1 => outbox.send(call, token, head, at, [from.load()]),
                             2 => outbox.send(call, token, head, at, from.load_vec::<2>()),
@@ -118,7 +136,12 @@ impl Staged {
     }
 }
 
+/// Places after the latent columns.
+fn rope_places(shape: &MlaShape) -> u32 {
+    if shape.is_tiled() { ROPE as u32 / shape.cluster() } else { shape.rows() }
+}
+
 /// Words from one token's part to the next: whole chunks.
 fn pitch(shape: &MlaShape) -> u32 {
-    ((shape.columns() + shape.rows()) * shape.query_bytes() as u32).next_multiple_of(16) / 4
+    ((shape.columns() + rope_places(shape)) * shape.query_bytes() as u32).next_multiple_of(16) / 4
 }

@@ -237,9 +237,10 @@ impl Resident {
     }
 }
 
-/// The shape of a step, with `q_c`.
+/// The shape of a step, with `q_c`: up to 8 tokens one by one, whatever is planned.
 pub fn shape_of(step: &Step, form: MlaCacheForm) -> MlaShape {
-    MlaShape::new(step.heads, step.tokens.max(1), form, step.page_tokens).unwrap().with_qc(true)
+    let shape = MlaShape::new(step.heads, step.tokens.max(1), form, step.page_tokens).unwrap().with_qc(true);
+    shape.with_tile(None).unwrap_or(shape)
 }
 
 /// Runs a step once.
