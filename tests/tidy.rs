@@ -58,3 +58,42 @@ fn dependencies_point_up_the_list_of_crates() {
         }
     }
 }
+
+/// Every Rust file below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let below = |path: PathBuf| if path.is_dir() { sources(&path) } else { vec![path] };
+    entries.flat_map(below).filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+}
+
+/// The argument types of the kernels that a text declares: `pub struct FooArgs / FooParams {`.
+fn declared_args(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix("pub struct ")?.split_once(" / ").map(|(args, _)| args))
+}
+
+#[test]
+fn every_kernel_is_assembled() {
+    // `assembly.rs` packs each kind of arguments, and fails if no specialisation that it assembles takes them.
+    let assembly = fs::read_to_string(workspace().join("tests/assembly.rs")).unwrap();
+    let mut kernels = 0;
+    for (name, path) in crates() {
+        for source in sources(&path.join("src")) {
+            let text = fs::read_to_string(&source).unwrap();
+            for args in declared_args(&text) {
+                assert!(
+                    assembly.contains(&format!("{args} {{")),
+                    "{}: tests/assembly.rs knows no kernel of {name} that takes {args}",
+                    source.display()
+                );
+                kernels += 1;
+            }
+        }
+    }
+    assert!(kernels >= 7, "found {kernels} kernels");
+}
+
+#[test]
+fn arguments_are_found_where_they_are_declared() {
+    let text = "/// pub struct A / B {\n    pub struct FooArgs / FooParams {\npub struct Plain {";
+    assert_eq!(declared_args(text).collect::<Vec<_>>(), ["FooArgs"]);
+}
