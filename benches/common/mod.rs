@@ -39,11 +39,11 @@ impl Peak {
     }
 }
 
-/// The first line of a GPU bench.
-pub fn print_device(device: &Device) {
+/// The first line of a GPU bench; `l2` says what the L2 holds when a launch starts.
+pub fn print_device(device: &Device, l2: &str) {
     let info = device.info();
     println!(
-        "{} ({} SMs, {} MB L2), driver {:?}; cold L2, CUDA graphs, programmatic launches; medians",
+        "{} ({} SMs, {} MB L2), driver {:?}; {l2} L2, CUDA graphs, programmatic launches; medians",
         info.name,
         info.sms,
         info.l2_bytes >> 20,

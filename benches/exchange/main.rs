@@ -123,7 +123,7 @@ impl Bench {
 }
 
 fn bench_gpu(devices: Vec<Device>) -> Result<()> {
-    print_device(&devices[0]);
+    print_device(&devices[0], "warm");
     println!("{} GPUs", devices.len());
     let samples = numbers("BENCH_SAMPLES", &[15])[0];
     let mut bench = Bench { devices, report: Report::default(), samples };

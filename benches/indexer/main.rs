@@ -192,7 +192,7 @@ fn bench_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
     if std::env::var_os("BENCH_SERVE").is_some() {
         return serve::serve(device, POOL_PAGES, topk);
     }
-    print_device(device);
+    print_device(device, "cold");
     let mut bench = Bench { criterion, device, report: Report::default(), topk };
     bench.compile()?;
     bench.reference()?;

@@ -91,7 +91,7 @@ fn bench_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
     if std::env::var_os("BENCH_SERVE").is_some() {
         return serve::serve(device);
     }
-    print_device(device);
+    print_device(device, "cold");
     let variants = match std::env::var("BENCH_VARIANTS") {
         Ok(names) => names.split(',').map(Variant::parse).collect::<Result<Vec<_>>>()?,
         Err(_) => Vec::new(),

@@ -48,7 +48,7 @@ mod tests {
         let divisors = (3..5000).chain([65_535, 65_537, 1_000_003, (1 << 31) - 1, (1 << 31) + 1, u32::MAX]);
         for d in divisors.filter(|d| !d.is_power_of_two()) {
             let (multiplier, shift) = reciprocal(d);
-            let quotient = |n: u32| ((u64::from(n) * u64::from(multiplier) >> 32) >> shift) as u32;
+            let quotient = |n: u32| (((u64::from(n) * u64::from(multiplier)) >> 32) >> shift) as u32;
             let last = (1u32 << 31) - 1;
             let multiples = [1, 2, 3, 1000, last / d / 2, last / d].map(|i| i.saturating_mul(d).min(last));
             for n in multiples.into_iter().flat_map(|n| [n.saturating_sub(1), n, (n + 1).min(last)]).chain([0, last]) {

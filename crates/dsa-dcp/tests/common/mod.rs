@@ -571,7 +571,8 @@ pub fn on_gpu(spec: &Spec, body: impl Fn(&Group)) {
             let devices: Vec<_> = gpus.iter().cycle().take(spec.ranks).cloned().collect();
             body(&Group::new(spec, &devices, None, None));
         }
-        Err(error) => println!("SKIPPED: no CUDA device ({error})"),
+        Err(error) if error.is_unavailable() => println!("SKIPPED: no CUDA device ({error})"),
+        Err(error) => panic!("a CUDA device is present but unusable: {error}"),
     }
 }
 
