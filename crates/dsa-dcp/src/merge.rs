@@ -43,7 +43,7 @@
 //! of rows, so the lowest unfinished row is resident everywhere.
 //!
 //! # Bound
-//! Latency: one link crossing, then about twenty barriers over W N words in shared memory. Bytes: [`cost`].
+//! Latency: one link crossing, then some ten barriers and four passes over W N words in shared memory. Bytes: [`cost`].
 
 mod gathered;
 mod ids;

@@ -21,7 +21,7 @@ fn rows(spec: &Spec, seed: u64) -> Vec<Vec<u16>> {
 
 fn matrix(ranks: &[usize]) -> Vec<Spec> {
     let each = |ranks: usize| {
-        [(128, 256), (256, 512), (512, 640)].into_iter().flat_map(move |(n, topk)| {
+        [(128, 256), (256, 512), (512, 640), (1024, 1152)].into_iter().flat_map(move |(n, topk)| {
             [1, 4, 64].map(move |interleave| {
                 let ids = interleave != 4;
                 Spec { interleave, ids, context_len_max: 20_000, ..Spec::new(ranks, n, topk) }
