@@ -27,6 +27,47 @@ impl FromStr for DeviceArg {
     }
 }
 
+/// Where several ranks run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DevicesArg {
+    /// The simulator.
+    Sim,
+    /// CUDA devices by number, in turn.
+    Cuda(Vec<usize>),
+}
+
+impl FromStr for DevicesArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ordinals = text.strip_prefix("cuda:").map(|list| list.split(',').map(str::parse).collect());
+        match (text, ordinals) {
+            ("sim", _) => Ok(DevicesArg::Sim),
+            (_, Some(Ok(ordinals))) => Ok(DevicesArg::Cuda(ordinals)),
+            _ => Err("needed sim, cuda:N or cuda:N,M,...".into()),
+        }
+    }
+}
+
+impl DevicesArg {
+    /// The only device.
+    ///
+    /// # Errors
+    /// Several.
+    pub fn single(&self) -> Result<DeviceArg, Failure> {
+        match self {
+            DevicesArg::Sim => Ok(DeviceArg::Sim),
+            DevicesArg::Cuda(ordinals) => match ordinals[..] {
+                [ordinal] => Ok(DeviceArg::Cuda(ordinal)),
+                _ => Err(Failure::Unusable(format!(
+                    "--device names {} devices: without --dcp one is needed",
+                    ordinals.len()
+                ))),
+            },
+        }
+    }
+}
+
 /// The device asked for, else a usable GPU, else the simulator; and one line that says which and why. A seed means the
 /// simulator.
 pub fn open(device: Option<DeviceArg>, seed: Option<u64>) -> Result<(Device, String), Failure> {

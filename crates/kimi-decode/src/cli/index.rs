@@ -1,5 +1,6 @@
 //! `index`: score and select of a step file, checked against its answers.
 
+pub mod dcp;
 pub mod device_step;
 
 use std::io::{IsTerminal, Write};
@@ -17,9 +18,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kimi_decode::check::{self, Answer, LogitsReport, Report};
 use kimi_decode::step_file::StepFile;
 
-use super::Failure;
-use super::device::{self, DeviceArg};
+use super::device::{self, DevicesArg};
 use super::output::{self, Output};
+use super::{Failure, ranks};
+use dcp::{Sharding, TransportArg};
 use device_step::StepTime;
 
 /// Run score and select on a decode step from a safetensors file, and check it against the file's expected.* tensors
@@ -27,10 +29,22 @@ use device_step::StepTime;
 pub struct IndexArgs {
     /// The decode step
     file: PathBuf,
-    /// sim or cuda:N; by default a GPU if one is usable, else the simulator
+    /// Spread the contexts over this many ranks: local top-k, exchange and merge, held to one rank alone
+    #[arg(long, value_name = "W")]
+    dcp: Option<usize>,
+    /// Consecutive tokens dealt to a rank at a time, a power of two; by default 1
+    #[arg(long, value_name = "I", requires = "dcp")]
+    interleave: Option<usize>,
+    /// Keys that each rank sends of a row, a multiple of 128 below the top-k; by default 512 or half the top-k
+    #[arg(long, value_name = "N", requires = "dcp")]
+    topn: Option<usize>,
+    /// How candidates get from rank to rank; by default pushed where ranks can map each other's memory
+    #[arg(long, requires = "dcp")]
+    transport: Option<TransportArg>,
+    /// sim or cuda:N, with --dcp also cuda:N,M,... in turn; by default GPUs if they are usable, else the simulator
     #[arg(long)]
-    device: Option<DeviceArg>,
-    /// Write ids, rows, counts and logits to this safetensors file
+    device: Option<DevicesArg>,
+    /// Write ids, rows, counts and logits to this safetensors file; with --dcp ids, and rows.R and counts.R of each rank R
     #[arg(long)]
     out: Option<PathBuf>,
     /// Run the simulator with this seed's random schedule and completion times
@@ -42,19 +56,50 @@ pub struct IndexArgs {
 pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let file = StepFile::read(&args.file).map_err(Failure::unusable)?;
     let out = args.out.as_ref().map(|out| Output::create(out, &[&args.file])).transpose()?;
-    let (device, why) = device::open(args.device, args.seed)?;
-    let progress = progress(&device, &file);
-    let (answer, time) = device_step::run(&device, &file, |stage| progress.set_message(stage))?;
+    let (devices, why, sharding) = match args.dcp {
+        None => {
+            let device = args.device.as_ref().map(DevicesArg::single).transpose()?;
+            let (device, why) = device::open(device, args.seed)?;
+            (vec![device], why, None)
+        }
+        Some(ranks) => {
+            let sharding = Sharding::new(&file.step, ranks, args.interleave, args.topn, args.transport)?;
+            let (devices, why) = ranks::open(args.device.as_ref(), args.seed, ranks)?;
+            (devices, why, Some(sharding))
+        }
+    };
+    let device = &devices[0];
+    let progress = progress(device, &file);
+    let (answer, mut time) = device_step::run(device, &file, |stage| progress.set_message(stage))?;
+    let mut spread = None;
+    if let Some(sharding) = sharding {
+        progress.set_message("all ranks");
+        let answer = dcp::launch(&devices, &file, sharding)?;
+        time = answer.time;
+        spread = Some(answer);
+    }
     progress.set_message("checking");
     let dot = device.info().target.and_then(check::device_dot);
     let selected = step::select(&file.step, &answer.logits).map_err(Failure::unusable)?;
     let checked = check::check(&file.step, &answer, &selected, file.expected.as_ref(), dot);
     progress.finish_and_clear();
 
-    let written = out.map(|out| out.write(&output::tensors(&file.step, &answer, file.logits_width()))).transpose();
+    // What one rank alone selects is what the ranks are held to; that itself is held to the file.
+    let same = spread.as_ref().map_or(Ok(()), |spread| spread.check(&file.step, &answer));
+
+    let write = |out: Output| match &spread {
+        Some(spread) => out.write(&spread.tensors(&file.step)),
+        None => out.write(&output::tensors(&file.step, &answer, file.logits_width())),
+    };
+    let written = out.map(write).transpose();
     let mut print = || {
         print_header(stdout, &args.file, &file, &why)?;
         print_rows(stdout, &file, &answer, &selected, time)?;
+        match (&spread, &same) {
+            (Some(_), Err(difference)) => writeln!(stdout, "MISMATCH    {difference}")?,
+            (Some(spread), Ok(())) => spread.print(stdout)?,
+            (None, _) => {}
+        }
         match &checked {
             Ok(report) => print_report(stdout, &file, report)?,
             Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
@@ -67,6 +112,7 @@ pub fn run(args: &IndexArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let printed = print();
     // Whoever reads stdout or does not: the outcome is that of the step.
     written?;
+    same.map_err(|difference| Failure::Mismatch(format!("{}: {difference}", args.file.display())))?;
     checked.map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))?;
     printed
 }

@@ -12,7 +12,7 @@ use safetensors::tensor::TensorView;
 use super::Failure;
 
 /// A tensor to write: name, dtype, shape, little-endian bytes.
-pub type Tensor = (&'static str, Dtype, Vec<usize>, Vec<u8>);
+pub type Tensor<N = &'static str> = (N, Dtype, Vec<usize>, Vec<u8>);
 
 /// A file that will appear, whole, when it is written; dropped unwritten, it leaves nothing behind.
 #[derive(Debug)]
@@ -48,10 +48,10 @@ impl Output {
     ///
     /// # Errors
     /// What the file system refuses.
-    pub fn write(mut self, tensors: &[Tensor]) -> Result<(), Failure> {
+    pub fn write<N: AsRef<str>>(mut self, tensors: &[Tensor<N>]) -> Result<(), Failure> {
         let views = tensors.iter().map(|(name, dtype, shape, data)| {
             let view = TensorView::new(*dtype, shape.clone(), data);
-            (*name, view.expect("the shape's elements were just written"))
+            (name.as_ref(), view.expect("the shape's elements were just written"))
         });
         let bytes = safetensors::serialize(views, None).map_err(|error| at(&self.path, error))?;
         let written = self.file.write_all(&bytes).and_then(|()| std::fs::rename(&self.partial, &self.target));
