@@ -221,7 +221,10 @@ fn devices_that_cannot_be_used() {
     let file = fixture("index_exact_ties");
     let run = |args: &[&str]| kimi_decode([&["index", file.to_str().unwrap()], args].concat());
     for device in ["cuda:", "cuda:0,", "cuda:,1", "cuda:0;1", "sim,cuda:0", "cuda:-1", "gpu"] {
-        refused(&run(&["--dcp", "2", "--device", device]), &["--device", "needed sim, cuda:N or cuda:N,M"]);
+        refused(
+            &run(&["--dcp", "2", "--device", device]),
+            &["--device", "needed sim or cuda:N, with --dcp also cuda:N,M"],
+        );
     }
     refused(&run(&["--device", "cuda:0,1"]), &["names 2 devices", "--dcp"]);
     refused(&run(&["--dcp", "2", "--device", "cuda:4096,4097"]), &["cuda:4096"]);

@@ -69,7 +69,9 @@ fn ptx_lists_kernels_and_refuses_what_it_does_not_know() {
 fn info_says_what_runs_and_why_the_rest_does_not() {
     let run = kimi_decode(["info"]);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
-    for text in ["CUDA ", "sim:0", "index on sim:0", "runs: ", "sm_100a", "MXFP4", "DCP", "not built yet"] {
+    for text in
+        ["CUDA ", "sim:0", "index on sim:0", "runs: ", "sm_100a", "MXFP4", "index --dcp on sim:0", "not built yet"]
+    {
         assert!(run.stdout.contains(text), "no {text:?} in\n{}", run.stdout);
     }
     assert_eq!(gpu::Device::cuda_count().is_err(), run.stdout.contains("unavailable: "), "{}", run.stdout);

@@ -44,7 +44,7 @@ impl FromStr for DevicesArg {
         match (text, ordinals) {
             ("sim", _) => Ok(DevicesArg::Sim),
             (_, Some(Ok(ordinals))) => Ok(DevicesArg::Cuda(ordinals)),
-            _ => Err("needed sim, cuda:N or cuda:N,M,...".into()),
+            _ => Err("needed sim or cuda:N, with --dcp also cuda:N,M,...".into()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use gpu::{Device, DeviceInfo, SimConfig};
-use kimi_decode::{FusedIndexer, LayerSpec, ScratchSpec, StepShape};
+use kimi_decode::{DcpSpec, FusedIndexer, LayerSpec, ScratchSpec, StepShape};
 
 use super::Failure;
 
@@ -38,6 +38,18 @@ pub fn run(stdout: &mut impl Write) -> Result<(), Failure> {
             Err(reason) => writeln!(stdout, "  {path:<28} does not run: {reason}")?,
         }
     }
+    for device in &devices {
+        let path = format!("index --dcp on {}", short_name(device.info()));
+        let shape = StepShape { rows: 320, q: 1 };
+        match FusedIndexer::supports_sharded(device, &DEPLOYED_DCP, 8, &DEPLOYED_LAYER, 512, shape) {
+            Ok(()) => writeln!(stdout, "  {path:<28} runs: 1 to 16 ranks, pushes where they map each other's memory")?,
+            Err(reason) => writeln!(stdout, "  {path:<28} does not run: {reason}")?,
+        }
+    }
+    match gpu::nccl::version() {
+        Ok(version) => writeln!(stdout, "  {NCCL:<28} runs: NCCL {version}, a GPU per rank")?,
+        Err(reason) => writeln!(stdout, "  {NCCL:<28} does not run: {reason}")?,
+    }
     for (path, why) in NOT_BUILT {
         writeln!(stdout, "  {path:<28} not built yet: {why}")?;
     }
@@ -45,11 +57,9 @@ pub fn run(stdout: &mut impl Write) -> Result<(), Failure> {
 }
 
 /// Parts of the design that this version does not have.
-const NOT_BUILT: [(&str, &str); 4] = [
+const NOT_BUILT: [(&str, &str); 2] = [
     ("index for sm_100a", "score uses wgmma of sm_90a, Blackwell needs a tcgen05 form"),
     ("index of MXFP4 keys", "score reads FP8 pages only"),
-    ("context parallelism (DCP)", "local top-k, exchange and merge across GPUs"),
-    ("MLA query and KV insert", "the kernels in front of the indexer"),
 ];
 
 /// The deployed sizes, to ask what a device serves.
@@ -64,6 +74,11 @@ const DEPLOYED_LAYER: LayerSpec = LayerSpec {
     kv_block_rows: 64,
     kv_blocks: 1 << 15,
 };
+/// The same over ranks.
+const DEPLOYED_DCP: DcpSpec =
+    DcpSpec { rows_max: 320, push_rows_max: 320, interleave: 1, context_len_max: 1 << 20, topk: 2048, ids: false };
+/// The all-gather for ranks that cannot map each other's memory.
+const NCCL: &str = "all-gather between ranks";
 const DEPLOYED_SCRATCH: ScratchSpec = ScratchSpec { rows_max: 320, length_max: 1 << 20, topk: 2048, ids: false };
 
 /// `cuda:0` or `sim:0`.

@@ -16,7 +16,7 @@ use kimi_decode::step_file::query::QueryFile;
 use mla_query::{MlaError, MlaShape};
 use safetensors::Dtype;
 
-use super::device::{self, DeviceArg};
+use super::device::{self, DevicesArg};
 use super::output::{Output, Tensor};
 use super::{Failure, ranks};
 use rank::{Rank, RankAnswer};
@@ -35,9 +35,9 @@ pub struct QueryArgs {
     /// Spread the heads over this many ranks, which publish their rows and gather everybody's
     #[arg(long)]
     dcp: Option<usize>,
-    /// sim or cuda:N; by default a GPU if one is usable, else the simulator
+    /// sim or cuda:N, with --dcp also cuda:N,M,... in turn; by default GPUs if they are usable, else the simulator
     #[arg(long)]
-    device: Option<DeviceArg>,
+    device: Option<DevicesArg>,
     /// Write qc, q and cache to this safetensors file
     #[arg(long)]
     out: Option<PathBuf>,
@@ -82,13 +82,14 @@ pub fn run(args: &QueryArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let shape = |heads| MlaShape::new(heads, tokens, args.cache.form(), file.page_tokens).map_err(Failure::unusable);
     let (shape, why, answer, dropped) = match args.dcp {
         None => {
-            let (device, why) = device::open(args.device, args.seed)?;
+            let device = args.device.as_ref().map(DevicesArg::single).transpose()?;
+            let (device, why) = device::open(device, args.seed)?;
             let shape = shape(file.heads)?.with_qc(true);
             let (answer, dropped) = launch(&device, &file, shape, tokens).map_err(Failure::unusable)?;
             (shape, why, answer, dropped)
         }
         Some(ranks) => {
-            let (devices, why) = ranks::open(args.device, args.seed, ranks)?;
+            let (devices, why) = ranks::open(args.device.as_ref(), args.seed, ranks)?;
             let is_fp8 = shape(file.heads)?.is_fp8();
             let mailbox = dcp::mailbox(&file, ranks, tokens, is_fp8)?;
             let shape = shape(mailbox.heads())?.with_qc(true);
