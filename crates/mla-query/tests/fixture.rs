@@ -115,20 +115,23 @@ fn check_expected(fixture: &Fixture, step: &Step, shape: MlaShape, got: &Outputs
     assert_eq!(got.dropped, 0);
 }
 
+/// The first `tokens` tokens, one by one (`None`) or in tiles.
 #[track_caller]
-fn check_fixture(tokens: usize) {
+fn check_fixture(tokens: usize, tiles: &[Option<usize>]) {
     let fixture = Fixture::load();
     let step = fixture.step(tokens);
     on_every_device(|device| {
         for form in MlaCacheForm::ALL {
-            let shape = shape_of(&step, form);
-            let query = MlaQuery::new(device, shape).unwrap();
-            let resident = Resident::new(device, &step, shape);
-            let got = resident.run(&query, &step);
-            check(&step, shape, &got);
-            check_expected(&fixture, &step, shape, &got);
-            if tokens <= 3 {
-                assert_eq!(resident.run(&query, &step), got, "two runs, the same bits");
+            for tile in tiles {
+                let shape = shape_of(&step, form).with_tile(*tile).unwrap();
+                let query = MlaQuery::new(device, shape).unwrap();
+                let resident = Resident::new(device, &step, shape);
+                let got = resident.run(&query, &step);
+                check(&step, shape, &got);
+                check_expected(&fixture, &step, shape, &got);
+                if tokens <= 3 {
+                    assert_eq!(resident.run(&query, &step), got, "two runs, the same bits");
+                }
             }
         }
     });
@@ -136,35 +139,35 @@ fn check_fixture(tokens: usize) {
 
 #[test]
 fn one_token() {
-    check_fixture(1);
+    check_fixture(1, &[None]);
 }
 
 #[test]
 fn two_tokens() {
-    check_fixture(2);
+    check_fixture(2, &[None, Some(16)]);
 }
 
 #[test]
 fn three_tokens() {
-    check_fixture(3);
+    check_fixture(3, &[None]);
 }
 
 #[test]
 fn eight_tokens() {
-    check_fixture(8);
+    check_fixture(8, &[None, Some(16)]);
 }
 
 #[test]
 fn nine_tokens_are_tiled() {
-    check_fixture(9);
+    check_fixture(9, &[Some(16)]);
 }
 
 #[test]
 fn sixteen_tokens() {
-    check_fixture(16);
+    check_fixture(16, &[Some(16)]);
 }
 
 #[test]
 fn twenty_tokens() {
-    check_fixture(20);
+    check_fixture(20, &[Some(32)]);
 }

@@ -100,6 +100,39 @@ fn delayed_producer(device: &Device, runs: usize) {
     }
 }
 
+#[test]
+fn many_replays_behind_a_delayed_producer_equal_serial_execution() {
+    let replays = |device: &Device, runs: usize| {
+        let single = |shape: MlaShape| shape;
+        let threads = |shape: MlaShape| shape.with_thread_copies(true).unwrap();
+        let tile = |tokens: usize| move |shape: MlaShape| shape.with_tile(Some(tokens)).unwrap();
+        let kernels: [(usize, &dyn Fn(MlaShape) -> MlaShape); 6] =
+            [(1, &single), (3, &threads), (8, &single), (5, &tile(16)), (20, &tile(32)), (40, &tile(64))];
+        for (form, (tokens, kernel)) in MlaCacheForm::ALL.into_iter().cycle().zip(kernels) {
+            let step = Step::random(16, 2, tokens);
+            let shape = kernel(shape_of(&step, form));
+            let query = MlaQuery::new(device, shape).unwrap();
+            let resident = Resident::new(device, &step, shape);
+            let serial = resident.run(&query, &step);
+            check(&step, shape, &serial);
+            let producer = Producer::new(device, &step);
+            let graph = Graph::capture_with::<MlaError>(&resident.stream, |stream| {
+                producer.launch(stream, &resident);
+                resident.launch(&query, &step)
+            });
+            let graph = graph.unwrap();
+            for replay in 0..runs {
+                resident.poison();
+                spoil(&resident);
+                graph.launch(&resident.stream).unwrap();
+                assert_eq!(resident.read(&step), serial, "{}: replay {replay}", shape.name());
+            }
+        }
+    };
+    orders(1).into_iter().for_each(|config| replays(&Device::simulated(config), 1));
+    on_gpu(|device| replays(device, 1000));
+}
+
 fn capture(resident: &Resident, query: &MlaQuery, step: &Step) -> Graph {
     Graph::capture_with::<MlaError>(&resident.stream, |_| resident.launch(query, step)).unwrap()
 }

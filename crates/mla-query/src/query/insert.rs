@@ -181,3 +181,6 @@ fn e2m1(x: Reg<f32>) -> Reg<u32> {
     // Only a NaN is unordered with itself.
     x.eq(x).select::<u32>(code, 7u32)
 }
+
+#[cfg(test)]
+mod tests;

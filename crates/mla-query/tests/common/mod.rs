@@ -13,6 +13,7 @@ use dsa_core::oracle::mla_query::{self as oracle, Approximate, QueryNorm};
 use gpu::{Buffer, Device, Stream};
 use mla_query::{MlaCache, MlaError, MlaQuery, MlaShape, MlaStep, MlaWeights};
 use ptx_sim::numeric::{approx, float};
+#[allow(unused_imports)] // some tests only simulate
 pub use test_devices::*;
 
 /// What outputs hold before a run.

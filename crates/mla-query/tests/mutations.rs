@@ -1,0 +1,132 @@
+//! Every ordering of the kernels is needed: with one left out, or made weaker, the simulator finds a fault.
+
+mod common;
+
+use common::*;
+use dsa_core::layout::mla_entry::MlaCacheForm;
+use gpu::Device;
+use mla_query::{MlaQuery, MlaShape};
+use ptx::op::Op;
+use ptx::*;
+
+/// A kernel with something left out.
+struct Mutant {
+    what: String,
+    ir: KernelIr,
+}
+
+fn at(ir: &KernelIr, wanted: impl Fn(&Op) -> bool) -> Vec<usize> {
+    (0..ir.insts.len()).filter(|i| wanted(&ir.insts[*i].op)).collect()
+}
+
+fn without(ir: &KernelIr, what: &str, removed: &[usize]) -> Mutant {
+    let mut mutant = KernelIr::clone(ir);
+    let mut i = 0;
+    mutant.insts.retain(|_| {
+        i += 1;
+        !removed.contains(&(i - 1))
+    });
+    Mutant { what: format!("without the {what} at {}", ir.insts[removed[0]].loc), ir: mutant }
+}
+
+fn changed(ir: &KernelIr, what: &str, i: usize, op: Op) -> Mutant {
+    let mut mutant = KernelIr::clone(ir);
+    mutant.insts[i].op = op;
+    Mutant { what: format!("with {what} at {}", ir.insts[i].loc), ir: mutant }
+}
+
+/// The instructions of each barrier of the cluster. In the text the arrival of all warps comes first, then what the computing
+/// warps do, then the inserting ones.
+fn cluster_barriers(ir: &KernelIr) -> Vec<Vec<usize>> {
+    let arrivals = at(ir, |op| matches!(op, Op::ClusterArrive { .. }));
+    let waits = at(ir, |op| *op == Op::ClusterWait);
+    match (&arrivals[..], &waits[..]) {
+        ([all], [computing, inserting]) => vec![vec![*all, *computing, *inserting]],
+        ([all, rest @ ..], [computing, computing2, inserting, inserting2]) => {
+            vec![vec![*all, *computing, *inserting], [rest, &[*computing2, *inserting2]].concat()]
+        }
+        other => panic!("barriers of the cluster that this test does not know: {other:?}"),
+    }
+}
+
+fn mutants(ir: &KernelIr) -> Vec<Mutant> {
+    let mut all = Vec::new();
+    for barrier in cluster_barriers(ir) {
+        all.push(without(ir, "barrier of the cluster", &barrier));
+    }
+    for i in at(ir, |op| *op == Op::ClusterArrive { release: true }) {
+        all.push(changed(ir, "a relaxed arrival", i, Op::ClusterArrive { release: false }));
+    }
+    for i in at(ir, |op| matches!(op, Op::FenceMbarrierInit | Op::FenceProxyAsync)) {
+        all.push(without(ir, "fence", &[i]));
+    }
+    for i in at(ir, |op| matches!(op, Op::MbarTryWait { .. })) {
+        assert!(matches!(ir.insts[i + 1].op, Op::Bra { .. }), "a wait is a loop");
+        all.push(without(ir, "mbarrier wait", &[i, i + 1]));
+        if let Op::MbarTryWait { dst, addr, parity, scope: Scope::Cluster } = ir.insts[i].op {
+            let narrow = Op::MbarTryWait { dst, addr, parity, scope: Scope::Cta };
+            all.push(changed(ir, "a wait at the CTA's scope", i, narrow));
+        }
+    }
+    for i in at(ir, |op| matches!(op, Op::BarSync { .. })) {
+        all.push(without(ir, "CTA barrier", &[i]));
+    }
+    for i in at(ir, |op| matches!(op, Op::BarWarp { .. })) {
+        all.push(without(ir, "warp barrier", &[i]));
+    }
+    for i in at(ir, |op| matches!(op, Op::CpAsyncWait { .. })) {
+        all.push(without(ir, "wait for copies", &[i]));
+    }
+    all
+}
+
+fn run_in(config: gpu::SimConfig, step: &Step, shape: MlaShape, ir: &KernelIr) -> Result<Outputs, String> {
+    let device = Device::simulated(config);
+    let kernel = Kernel::from_ir(ir.clone()).map_err(|error| error.to_string())?;
+    let query = MlaQuery::from_kernel(&device, shape, &kernel).unwrap();
+    let resident = Resident::new(&device, step, shape);
+    resident.poison();
+    resident.launch(&query, step).unwrap();
+    resident.stream.synchronize().map_err(|error| error.to_string())?;
+    Ok(resident.read(step))
+}
+
+/// Checks that every mutant of the kernel is caught in one of a few schedules.
+fn check_mutants(tokens: usize, shape: impl Fn(MlaShape) -> MlaShape, at_least: usize) {
+    let step = Step::random(70, 1, tokens);
+    let shape = shape(shape_of(&step, MlaCacheForm::Fp8Ds));
+    let kernel = mla_query::query::build(&shape, Target::Sm90a).unwrap();
+    let want = run_in(sim_config(), &step, shape, kernel.ir()).expect("the kernel is sound");
+    check(&step, shape, &want);
+    let mutants = mutants(kernel.ir());
+    assert!(mutants.len() >= at_least, "only {} mutants", mutants.len());
+    for mutant in mutants {
+        let caught = orders(12).into_iter().any(|config| run_in(config, &step, shape, &mutant.ir) != Ok(want.clone()));
+        assert!(caught, "{}: {} goes unnoticed", shape.name(), mutant.what);
+    }
+}
+
+#[test]
+fn one_by_one_in_clusters_of_16() {
+    check_mutants(2, |shape| shape, 8);
+}
+
+#[test]
+fn one_by_one_with_copies_by_threads() {
+    check_mutants(2, |shape| shape.with_thread_copies(true).unwrap(), 9);
+}
+
+#[test]
+fn tiles_of_16() {
+    check_mutants(16, |shape| shape, 12);
+}
+
+#[test]
+fn tiles_of_32() {
+    check_mutants(18, |shape| shape.with_tile(Some(32)).unwrap(), 14);
+}
+
+#[test]
+fn tiles_of_64() {
+    check_mutants(33, |shape| shape.with_tile(Some(64)).unwrap(), 15);
+}
