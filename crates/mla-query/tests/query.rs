@@ -110,7 +110,10 @@ fn the_batch_does_not_show_in_norms_and_entries() {
 #[test]
 fn the_most_heads_and_the_largest_batch() {
     on_gpu(|device| {
-        check_on(device, &Step::random(1, 96, 5), MlaCacheForm::Fp8Ds);
+        let forms = MlaCacheForm::ALL.into_iter().cycle();
+        for ((heads, tokens), form) in [(96, 5), (12, 1), (12, 8), (12, 64), (96, 20), (96, 1)].into_iter().zip(forms) {
+            check_on(device, &Step::random(1, heads, tokens), form);
+        }
         let step = Step { pages: 49, ..Step::random(2, 1, 1024) };
         for form in MlaCacheForm::ALL {
             check_on(device, &step, form);
