@@ -32,6 +32,9 @@ impl Default for Limits {
 }
 
 /// The exchange of one rank. Cheap to clone; all clones are the same exchange.
+///
+/// Other ranks write to its memory. Threads keep each other's; between processes, drop it only once every rank's kernels are
+/// done with the exchange, for instance after a last collective call of the group.
 #[derive(Clone)]
 pub struct Exchange {
     inner: Arc<Inner>,

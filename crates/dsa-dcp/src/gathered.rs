@@ -14,7 +14,9 @@
 //! | lists | `rows n'..rows (n' + k')` | [`b_row`](dsa_core::layout::b_row) of K, k' = K + K / 32 words each | rows of the call | 16 | full local top-k | merge |
 //!
 //! NCCL's kernels wait for other ranks without a limit. What bounds the wait is [`GatheredExchange::check`], which gives up
-//! on the group: the merges behind an aborted gather then write empty rows.
+//! on the group: the merges behind an aborted gather then write empty rows. The host cannot see whether a stream waits for
+//! other ranks or for work before the gather, so that limit is no poll's but half that of a collective call, for which the
+//! other ranks then wait in [`GatheredExchange::reset`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -208,15 +210,16 @@ impl GatheredExchange {
         GatheredExchange::new(device, group.clone(), gather.clone(), larger, *limits)
     }
 
-    /// Waits for `stream`, but no longer than the limit of a poll, and says whether every exchange so far was complete. Not
-    /// for the hot path.
+    /// Waits for `stream`, but no longer than half the limit of a collective call, and says whether every exchange so far was
+    /// complete. Not for the hot path.
     ///
     /// # Errors
     /// [`DcpError::GatherLate`] if the time ran out, or had before: the outputs of the steps that were under way and of all
     /// since are empty.
     pub fn check(&self, stream: &Stream) -> Result<(), DcpError> {
         let Inner { gather, limits, status, aside, gave_up, .. } = &*self.inner;
-        if !gave_up.load(Ordering::Acquire) && !finished(stream, limits.poll)? {
+        let limit = limits.collective / 2;
+        if !gave_up.load(Ordering::Acquire) && !finished(stream, limit)? {
             gave_up.store(true, Ordering::Release);
             // Before the gather ends: the merge behind it must not take what is there for an answer.
             status.view(..1)?.copy_from(&aside.lock(), &[LATE_GATHER])?;
@@ -224,7 +227,7 @@ impl GatheredExchange {
         }
         let status = status.copy_to_vec(stream)?;
         if gave_up.load(Ordering::Acquire) || status[0] == LATE_GATHER {
-            return Err(DcpError::GatherLate { rank: self.rank(), limit: limits.poll });
+            return Err(DcpError::GatherLate { rank: self.rank(), limit });
         }
         decode_status(&status, self.rank())
     }

@@ -1,5 +1,22 @@
 //! How the ranks of a group find each other: an all-gather of bytes, and each other's memory.
 //!
+//! ```no_run
+//! # use std::{net::TcpListener, sync::Arc, time::Duration};
+//! # use dsa_dcp::{NcclAllGather, Rendezvous, TcpRendezvous};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (rank, ranks, device) = (0, 8, gpu::Device::cuda(0)?);
+//! let (address, limit) = ("10.0.0.1:29400", Duration::from_secs(60));
+//! let group: Arc<dyn Rendezvous> = Arc::new(match rank {
+//!     0 => TcpRendezvous::host(TcpListener::bind(address)?, ranks, "run 42", limit)?,
+//!     _ => TcpRendezvous::join(address.parse()?, rank, ranks, "run 42", limit)?,
+//! });
+//! // For ranks that cannot map each other's memory. It succeeds on all ranks or on none.
+//! let gather = NcclAllGather::new(&device, group.clone(), limit).ok();
+//! # drop((group, gather));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! [`in_process`] is for ranks that are threads of one process, [`TcpRendezvous`] for a process per rank. An engine that
 //! already has a group of its own implements [`Rendezvous`] over that.
 
@@ -162,6 +179,14 @@ pub(crate) fn agree(
     Ok(())
 }
 
+/// All ranks share as much.
+fn check_len(theirs: &Buffer<u64>, ours: usize) -> Result<(), String> {
+    if theirs.len() == ours {
+        return Ok(());
+    }
+    Err(format!("it has {} bytes, this rank's {}", theirs.bytes(), 8 * ours))
+}
+
 /// What a rank brings to a round.
 #[derive(Clone)]
 struct Deposit {
@@ -282,9 +307,11 @@ impl Rendezvous for InProcess {
 
     fn share(&self, device: &Device, memory: Arc<Buffer<u64>>, limit: Duration) -> Result<Vec<PeerMemory>, DcpError> {
         let all: Vec<Arc<Buffer<u64>>> = self.meet_with(memory, limit)?;
+        let len = all[self.rank].len();
         let refused = all.iter().enumerate().find_map(|(peer, memory)| {
-            let refused = if device.same(memory.device()) { Ok(()) } else { device.peer_access(memory.device()) };
-            refused.err().map(|error| (peer, error.to_string()))
+            let reached = if device.same(memory.device()) { Ok(()) } else { device.peer_access(memory.device()) };
+            let refused = reached.map_err(|error| error.to_string()).and_then(|()| check_len(memory, len));
+            refused.err().map(|reason| (peer, reason))
         });
         agree(self, refused, limit)?;
         let peers = all.into_iter().map(|memory| PeerMemory { address: memory.ptr().address(), keep: Some(memory) });
@@ -335,6 +362,22 @@ mod tests {
             });
             assert!(addresses.iter().all(|address| *address == addresses[0] && address.is_some() == has));
         }
+    }
+
+    #[test]
+    fn ranks_that_share_other_sizes_are_named() {
+        let device = Device::simulated(gpu::SimConfig::default());
+        std::thread::scope(|scope| {
+            for (member, len) in in_process(3).into_iter().zip([4, 4, 5]) {
+                let device = &device;
+                scope.spawn(move || {
+                    let memory = Arc::new(device.alloc_zeros(len).unwrap());
+                    let error = member.share(device, memory, LIMIT).unwrap_err();
+                    let DcpError::PeerUnmappable { rank: 0, peer: 2, reason } = &error else { panic!("{error:?}") };
+                    assert_eq!(reason, "it has 40 bytes, this rank's 32");
+                });
+            }
+        });
     }
 
     #[test]

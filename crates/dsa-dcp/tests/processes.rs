@@ -13,7 +13,7 @@ use common::{Group, Layer, Rank, Spec, on_one_rank};
 use dsa_core::generate::LogitPattern;
 use dsa_dcp::gathered::{GatheredExchange, GatheredStep, GatheredTopk};
 use dsa_dcp::{
-    AllGather, DcpError, Exchange, ExchangeMerge, NcclAllGather, Rendezvous, RendezvousError, TcpRendezvous,
+    AllGather, DcpError, Exchange, ExchangeMerge, Limits, NcclAllGather, Rendezvous, RendezvousError, TcpRendezvous,
 };
 use gpu::{Device, Graph, SimConfig};
 
@@ -225,11 +225,11 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn join(spec: &Spec, group: &Arc<dyn Rendezvous>, device: &Device) -> Gathering {
+    fn join(spec: &Spec, group: &Arc<dyn Rendezvous>, device: &Device, limits: Limits) -> Gathering {
         let gather: Arc<dyn AllGather> = Arc::new(NcclAllGather::new(device, group.clone(), LIMIT).unwrap());
         let shape = spec.exchange();
         Gathering {
-            exchange: GatheredExchange::new(device, group.clone(), gather, shape, spec.limits()).unwrap(),
+            exchange: GatheredExchange::new(device, group.clone(), gather, shape, limits).unwrap(),
             topk: GatheredTopk::new(device, &shape, false).unwrap(),
             merge: ExchangeMerge::new(device, spec.merge().with_gathered(true)).unwrap(),
             rank: group.rank(),
@@ -257,7 +257,7 @@ fn nccl(group: Arc<dyn Rendezvous>, device: Option<Device>) {
     let all = Group::new(&spec, &vec![device.clone(); spec.ranks], None, None);
     let stream = &all.ranks[rank].stream;
     let mut layers = [1, 2].map(|seed| Layer::new(&all, rows(&spec, seed), 0));
-    let gathering = Gathering::join(&spec, &group, &device);
+    let gathering = Gathering::join(&spec, &group, &device, spec.limits());
     let verify = |layers: &[Layer]| {
         gathering.exchange.check(stream).unwrap();
         layers.iter().for_each(|layer| assert_eq!(layer.read(&all, rank), layer.expected(rank), "rank {rank}"));
@@ -287,12 +287,12 @@ fn nccl(group: Arc<dyn Rendezvous>, device: Option<Device>) {
 
 /// Rank 1 leaves a gather out; rank 0 gives up in time, and a reset restores service.
 fn nccl_late(group: Arc<dyn Rendezvous>, device: Option<Device>) {
-    let spec = Spec { poll: Duration::from_millis(700), ..spec() };
-    let (device, rank) = (device.unwrap(), group.rank());
+    let (spec, device, rank) = (spec(), device.unwrap(), group.rank());
     let all = Group::new(&spec, &vec![device.clone(); spec.ranks], None, None);
     let stream = &all.ranks[rank].stream;
     let layer = Layer::new(&all, rows(&spec, 3), 0);
-    let gathering = Gathering::join(&spec, &group, &device);
+    let limits = Limits { collective: Duration::from_secs(5), ..spec.limits() };
+    let gathering = Gathering::join(&spec, &group, &device, limits);
     if rank == 0 {
         let start = Instant::now();
         gathering.launch(stream, &layer);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use gpu::{Buffer, Device, IpcHandle};
 use parking_lot::Mutex;
 
-use super::{PeerMemory, Rendezvous, RendezvousError, agree};
+use super::{PeerMemory, Rendezvous, RendezvousError, agree, check_len};
 use crate::error::DcpError;
 use wire::{MAGIC, ROUND, parse_round, parse_verdict, receive, round_header, send, verdict};
 
@@ -337,7 +337,8 @@ impl Rendezvous for TcpRendezvous {
         Ok(all)
     }
 
-    /// Over CUDA IPC.
+    /// Over CUDA IPC. A rank's memory must stay for as long as others have it mapped: end with a collective call, such as a
+    /// last [`all_gather`](Rendezvous::all_gather), after which nobody's kernels use it.
     fn share(&self, device: &Device, memory: Arc<Buffer<u64>>, limit: Duration) -> Result<Vec<PeerMemory>, DcpError> {
         // Handles mean nothing on other nodes.
         let node = node();
@@ -363,6 +364,7 @@ impl Rendezvous for TcpRendezvous {
             }
             let handle = IpcHandle::from_bytes(handle).ok_or_else(garbled)?;
             let mapped = device.open_ipc(&handle).map_err(|error| error.to_string())?;
+            check_len(&mapped, memory.len())?;
             Ok(PeerMemory { address: mapped.ptr().address(), keep: Some(Arc::new(mapped)) })
         };
         // This rank first: why it cannot share its own says more than that it cannot.
