@@ -14,7 +14,9 @@ use dsa_dcp::{
     DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox, Rendezvous, Waiting,
 };
 use gpu::{Buffer, Device, Graph, SimConfig};
-use mla_query::{MlaError, MlaQuery, MlaShape, MlaStep, Publication};
+use mla_query::{MlaError, MlaQuery, MlaShape, MlaStep, Publication, query};
+use ptx::op::{Op, Operand, Space};
+use ptx::{Kernel, KernelIr, Scope, Sem, Target};
 
 const PAGE_TOKENS: usize = 64;
 
@@ -61,6 +63,14 @@ struct Group {
 impl Group {
     /// Every rank has its own weights; the tokens are the same.
     fn new(spec: Spec, devices: &[Device], rows: &[u16]) -> Group {
+        Group::with(spec, devices, rows, &|_| {})
+    }
+
+    /// As [`Group::new`] with the query kernel rewritten.
+    fn with(spec: Spec, devices: &[Device], rows: &[u16], rewrite: &dyn Fn(&mut KernelIr)) -> Group {
+        let mut ir = KernelIr::clone(query::build(&spec.shape(), Target::Sm90a).unwrap().ir());
+        rewrite(&mut ir);
+        let kernel = Kernel::<query::MlaArgs>::from_ir(ir).unwrap();
         let members: Vec<Arc<dyn Rendezvous>> =
             in_process(spec.ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>).collect();
         let limits = Limits { poll: Duration::from_millis(500), collective: Duration::from_secs(30) };
@@ -81,7 +91,7 @@ impl Group {
             step.qkv = rows.to_vec();
             let gather = GatherShape::new(spec.mailbox()).with_copy(true);
             Rank {
-                query: MlaQuery::new(device, spec.shape()).unwrap(),
+                query: MlaQuery::from_kernel(device, spec.shape(), &kernel).unwrap(),
                 gather: Gather::new(device, gather).unwrap(),
                 resident: Resident::new(device, &step, spec.shape()),
                 gathered: device.alloc(spec.batch * spec.mailbox().token_bytes() / 4).unwrap(),
@@ -326,4 +336,62 @@ fn mailboxes_that_do_not_fit_are_refused() {
         .unwrap()
         .launch(stream, &MlaStep { mailbox: Some(own), ..resident.step(step) });
     assert!(matches!(refused, Err(MlaError::NoMulticast)));
+}
+
+/// What goes wrong in calls back to back, of fewer and more tokens, in one of a few random orders.
+fn fault(batch: usize, rewrite: &dyn Fn(&mut KernelIr)) -> Option<String> {
+    let spec = Spec { ranks: 2, heads: 1, batch, form: MlaCacheForm::Fp8Ds, multicast: false };
+    (1..=4).find_map(|seed| {
+        let devices = Device::simulated_group(SimConfig { devices: 2, ..SimConfig::seeded(seed) });
+        let group = Group::with(spec, &devices, &rows(&spec), rewrite);
+        group.poison();
+        // Other rows in every call, and nothing between them that the host waits for.
+        let calls: Vec<(usize, Vec<Buffer<u16>>)> = (0..)
+            .zip([batch, batch, 1, batch])
+            .map(|(call, tokens)| {
+                let qkv = Step::random(call, 1, batch).qkv;
+                (tokens, devices.iter().map(|device| device.upload(&qkv).unwrap()).collect())
+            })
+            .collect();
+        for (tokens, qkv) in calls.iter().map(|(tokens, qkv)| (*tokens, qkv)) {
+            for (Rank { mailbox, query, resident, step, .. }, qkv) in group.ranks.iter().zip(qkv) {
+                let (qkv, mailbox) = (qkv.as_view(), Some(mailbox));
+                query.launch(&resident.stream, &MlaStep { tokens, mailbox, qkv, ..resident.step(step) }).unwrap();
+            }
+            (0..2).for_each(|rank| group.gather(rank, tokens).unwrap());
+        }
+        let Rank { mailbox, resident, .. } = &group.ranks[0];
+        if let Err(error) = mailbox.check(&resident.stream) {
+            return Some(error.to_string());
+        }
+        let verified = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| group.verify(batch)));
+        verified.err().map(|_| "rows differ".into())
+    })
+}
+
+/// Removes the instructions for which `is` holds.
+fn without(ir: &mut KernelIr, is: impl Fn(&Op) -> bool) {
+    let before = ir.insts.len();
+    ir.insts.retain(|inst| !is(&inst.op));
+    assert!(ir.insts.len() < before, "{}", ir.name);
+}
+
+#[test]
+fn the_kernels_steps_of_a_publication_are_all_needed() {
+    let is_fence = |op: &Op| matches!(op, Op::Fence { scope: Scope::Sys });
+    let is_sentinel = |src: &Operand| matches!(src, Operand::Imm(bits) if *bits as u32 == u32::MAX);
+    let is_refill = |op: &Op| matches!(op, Op::St { space: Space::Global, sem: Sem::Weak, srcs, .. } if srcs.len() == 4 && srcs.iter().all(is_sentinel));
+    let hands_over =
+        |op: &Op| matches!(op, Op::BarSync { id: Operand::Imm(3), .. } | Op::BarArrive { id: Operand::Imm(3), .. });
+    for batch in [2, 9] {
+        assert_eq!(fault(batch, &|_| {}), None, "as it is, {batch} tokens");
+        for (what, broken) in [
+            ("no fence", &(|ir: &mut KernelIr| without(ir, is_fence)) as &dyn Fn(&mut KernelIr)),
+            ("no refill", &|ir| without(ir, is_refill)),
+            ("no hand-over", &|ir| without(ir, hands_over)),
+        ] {
+            let caught = fault(batch, broken).unwrap_or_else(|| panic!("{what}, {batch} tokens: nobody noticed"));
+            println!("{what}, {batch} tokens: {}", caught.lines().next().unwrap_or_default());
+        }
+    }
 }
