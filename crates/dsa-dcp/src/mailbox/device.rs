@@ -166,23 +166,27 @@ impl Inbox {
     }
 
     /// Waits until every published row of the tokens `first..end` is there, or the time is up. After the dependency wait
-    /// for the query kernel. `ready(chunk, words)` gets what has arrived, and where it lies in chunks from the start of
+    /// for the query kernel. `take(chunk, words)` gets what has arrived, and where it lies in chunks from the start of
     /// [`rows`](Inbox::rows). Warps stay whole.
     ///
-    /// What is polled is split over the team; a barrier of whoever reads the rows must follow. If the mailbox has failed,
-    /// or fails here, some rows are incomplete: the status says so.
+    /// What is polled is split over the team; a barrier of whoever reads the rows must follow. If the mailbox fails here,
+    /// what has not arrived is taken as sentinels, which are NaN; if it had failed before, everything is. In place such rows
+    /// are whatever the box holds: the status tells.
     #[track_caller]
-    pub fn wait(&self, team: Team, first: Reg<u32>, end: Reg<u32>, ready: impl Fn(Reg<u32>, [Reg<u32>; 4])) {
+    pub fn wait(&self, team: Team, first: Reg<u32>, end: Reg<u32>, take: Option<&dyn Fn(Reg<u32>, [Reg<u32>; 4])>) {
         let shape = &self.shape;
         let chunks = shape.chunks() as u32;
         // Strong: a CTA of this launch may be failing.
         let broken = self.status.load_as(LoadMode::relaxed(Scope::Gpu));
         // One verdict per warp.
-        when(!any(broken.ne(0)), || {
+        let broken = any(broken.ne(0));
+        let (start, total) = (first * chunks, (end - first) * chunks);
+        if let Some(take) = take {
+            when(broken, || team.each(total, |i| take(chunk_at(shape, start + i), [Reg::from(SENTINEL); 4])));
+        }
+        when(!broken, || {
             let rows = self.rows();
-            let (start, total) = (first * chunks, (end - first) * chunks);
             let began = globaltimer();
-            let failed = Var::<u32>::new(0u32);
             // The base is the same for all lanes: warps stay whole.
             for_range(team.cta * (team.threads * POLLS), total, team.ctas * (team.threads * POLLS), |base| {
                 let polls: [Poll; POLLS as usize] = std::array::from_fn(|i| {
@@ -207,12 +211,13 @@ impl Inbox {
                             .rev()
                             .fold(Reg::from(0u32), |missing, poll| poll.is_here().select::<u32>(missing, poll.index));
                         self.note_late(first, !here, missing);
-                        failed.set(1u32);
                     });
                     l.break_if(expired);
                 });
-                for poll in &polls {
-                    when(poll.live & failed.get().eq(0), || ready(poll.chunk, poll.words.each_ref().map(|w| w.get())));
+                if let Some(take) = take {
+                    for poll in &polls {
+                        when(poll.live, || take(poll.chunk, poll.words.each_ref().map(|w| w.get())));
+                    }
                 }
             });
             // ORDER: what peers did before they published (their refills), before what this rank does after this grid.

@@ -7,7 +7,7 @@
 //!
 //! # Layout
 //! [`layout`](super::layout). `out` is a box at a fixed address: `[tokens, q_heads, 576]`, of which only published heads are
-//! written. Attention that takes a pointer known at capture reads `out`; one that looks at the call's number reads the box.
+//! written: with what has arrived, else, once the mailbox has failed, with NaN. Attention that takes a pointer known at capture reads `out`; one that looks at the call's number reads the box.
 //!
 //! # Decomposition
 //! Tiles of up to 64 tokens, each polled by CTAs of its own, 4 chunks per thread under way at a time.
@@ -133,11 +133,8 @@ pub fn build(shape: &GatherShape, target: Target) -> Result<Kernel<GatherArgs>, 
         if !shape.hold {
             launch_dependents();
         }
-        inbox.wait(team, first, end, |chunk, words| {
-            if shape.copy {
-                p.out.at64(chunk.mul_wide(4u32)).store_vec(words);
-            }
-        });
+        let copy = |chunk: Reg<u32>, words| p.out.at64(chunk.mul_wide(4u32)).store_vec::<4>(words);
+        inbox.wait(team, first, end, shape.copy.then_some(&copy));
     })
 }
 

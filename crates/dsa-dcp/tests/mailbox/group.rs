@@ -404,6 +404,15 @@ impl Step {
         }
     }
 
+    /// Of what `rank` copied: which published rows hold sentinels only.
+    pub fn missing(&self, group: &Group, rank: usize) -> Vec<bool> {
+        let (shape, words) = (self.spec.shape, self.spec.row_words());
+        let copied = self.buffers[rank].copied.copy_to_vec(&group.ranks[rank].stream).unwrap();
+        let tokens = copied.chunks(shape.q_heads() * words);
+        let rows = tokens.flat_map(|token| token.chunks(words).take(shape.published()));
+        rows.map(|row| row.iter().all(|word| *word == SENTINEL)).collect()
+    }
+
     /// Word `word` of published row `row` of `token`.
     fn expected(&self, token: usize, row: usize, word: usize) -> u32 {
         let (heads, words) = (self.spec.shape.heads(), self.spec.row_words());
@@ -448,9 +457,9 @@ impl Step {
 
 /// Runs `body` on simulated devices in fixed orders and in `seeds` random ones, and with every rank on the one GPU, each
 /// with its own stream and memory, if there is one and `spec` needs no multicast address.
-pub fn everywhere(spec: &Spec, seeds: u64, body: impl Fn(&Group)) {
+pub fn everywhere(spec: &Spec, seeds: usize, body: impl Fn(&Group)) {
     let early = SimConfig { timing: ptx_sim::Timing::Early, ..SimConfig::default() };
-    for config in [sim_config(), early].into_iter().chain((1..=seeds).map(SimConfig::seeded)) {
+    for config in [sim_config(), early].into_iter().chain((1..=seeds as u64).map(SimConfig::seeded)) {
         body(&Group::simulated(spec, config));
     }
     if spec.multicast {

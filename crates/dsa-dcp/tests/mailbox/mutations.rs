@@ -4,7 +4,7 @@ use gpu::{Device, SimConfig};
 use ptx::op::{Bin, Cmp, Op, Operand, Space};
 use ptx::{KernelIr, Scope, Sem, Special, Ty};
 
-use crate::common::Rewrite;
+use crate::common::{Rewrite, full_or};
 use crate::group::{Group, Spec, Step};
 
 const CALLS: usize = 7;
@@ -66,7 +66,7 @@ fn nothing_is_found_in_the_kernels_as_they_are() {
     for multicast in [false, true] {
         for (copy, hold) in [(false, false), (true, true)] {
             let spec = Spec { multicast, copy, hold, ..Spec::new(3) };
-            assert_eq!(fault(&spec, 8, None, None), None);
+            assert_eq!(fault(&spec, full_or(20, 3) as u64, None, None), None);
         }
     }
 }

@@ -10,7 +10,7 @@ use dsa_dcp::{
 use dsa_kernels::KernelError;
 use gpu::{Device, SimConfig};
 
-use crate::common::as_every_rank;
+use crate::common::{as_every_rank, full_or};
 use crate::group::{Group, Spec, Step, everywhere};
 
 /// Longer than a call takes on the simulator or a GPU, much shorter than the limit of a poll.
@@ -21,7 +21,7 @@ fn every_rank_reads_every_rank_s_rows_call_after_call() {
     for ranks in [1, 2, 4, 8] {
         for multicast in [false, true] {
             let spec = Spec { multicast: multicast && ranks > 1, copy: ranks == 2, ..Spec::new(ranks) };
-            everywhere(&spec, if ranks == 8 { 1 } else { 2 }, |group| {
+            everywhere(&spec, if ranks == 8 { 1 } else { full_or(4, 1) }, |group| {
                 for call in 0..5 {
                     // Fewer and more tokens than the call before: the refill is the earlier call's.
                     group.run(&Step::new(group, call, [3, 1, 2, 3, 1][call as usize]));
@@ -60,7 +60,7 @@ fn more_tokens_than_a_tile() {
 fn calls_back_to_back_with_one_rank_behind() {
     for (ranks, multicast) in [(2, false), (3, false), (3, true)] {
         let spec = Spec { multicast, ..Spec::new(ranks) };
-        everywhere(&spec, 8, |group| {
+        everywhere(&spec, full_or(20, 4), |group| {
             let steps = [1, 2, 3].map(|seed| Step::new(group, seed, 2));
             // Nothing between the calls: a rank may be one ahead of another, and in half of them one is.
             for call in 0..9 {
@@ -76,7 +76,7 @@ fn calls_back_to_back_with_one_rank_behind() {
 
 #[test]
 fn call_numbers_wrap() {
-    everywhere(&Spec::new(2), 4, |group| {
+    everywhere(&Spec::new(2), full_or(4, 2), |group| {
         group.set_calls(u32::MAX - 2);
         for call in 0..6 {
             group.run(&Step::new(group, call, 2));
@@ -88,7 +88,7 @@ fn call_numbers_wrap() {
 #[test]
 fn graphs_replay_with_new_rows_and_mix_with_eager_calls() {
     let spec = Spec { copy: true, ..Spec::new(2) };
-    everywhere(&spec, 3, |group| {
+    everywhere(&spec, full_or(4, 2), |group| {
         let mut steps = [(1, 2), (2, 3), (3, 1)].map(|(seed, tokens)| Step::new(group, seed, tokens));
         for _ in 0..3 {
             group.run(&steps[0]);
@@ -123,7 +123,7 @@ fn graphs_replay_with_new_rows_and_mix_with_eager_calls() {
 fn a_rank_that_never_comes_is_an_error_in_time_and_reset_restores_service() {
     for multicast in [false, true] {
         let spec = Spec { multicast, copy: true, ..Spec::new(3) };
-        everywhere(&spec, 3, |group| {
+        everywhere(&spec, full_or(4, 2), |group| {
             group.run(&Step::new(group, 1, 3));
             let step = Step::new(group, 2, 2);
             let start = Instant::now();
@@ -136,6 +136,10 @@ fn a_rank_that_never_comes_is_an_error_in_time_and_reset_restores_service() {
                     panic!("{verdict:?}")
                 };
                 assert_eq!(own, rank);
+                // The rows of the rank that did not come are NaN, those of the others are there.
+                let heads = spec.shape.heads();
+                let missing: Vec<bool> = (0..2).flat_map(|_| (0..3).flat_map(|r| vec![r == 1; heads])).collect();
+                assert_eq!(step.missing(group, rank), missing);
             }
             assert!(start.elapsed() < Duration::from_secs(20));
             // A failed mailbox does nothing more, whoever comes now; rank 1 finds what the others published for the call that
@@ -145,6 +149,7 @@ fn a_rank_that_never_comes_is_an_error_in_time_and_reset_restores_service() {
             assert!(verdicts[1].is_ok() && step.difference(group, 1).is_ok(), "{verdicts:?}");
             for rank in [0, 2] {
                 assert!(matches!(verdicts[rank], Err(DcpError::PeerLate { peer: 1, epoch: 2, .. })), "{verdicts:?}");
+                assert!(step.missing(group, rank).into_iter().all(|missing| missing), "nothing of an older call");
             }
             group.launch(&step);
             let verdict = group.ranks[1].mailbox.check(&group.ranks[1].stream);
@@ -163,7 +168,7 @@ fn a_rank_that_never_comes_is_an_error_in_time_and_reset_restores_service() {
 
 #[test]
 fn a_late_rank_is_waited_for_until_the_limit() {
-    everywhere(&Spec::new(2), 3, |group| {
+    everywhere(&Spec::new(2), full_or(4, 2), |group| {
         let step = Step::new(group, 1, 2);
         group.launch_on(&step, &[0, 1], Some((1, SLEEP_MS))).unwrap();
         group.check().into_iter().for_each(|verdict| verdict.unwrap());
