@@ -144,6 +144,9 @@ impl Outbox {
     }
 }
 
+/// Takes the words of a chunk, given where it lies in chunks from the start of a box.
+pub type Take<'a> = &'a dyn Fn(Reg<u32>, [Reg<u32>; 4]);
+
 /// The gathered rows of the last call published here.
 pub struct Inbox {
     /// The sizes.
@@ -173,7 +176,7 @@ impl Inbox {
     /// what has not arrived is taken as sentinels, which are NaN; if it had failed before, everything is. In place such rows
     /// are whatever the box holds: the status tells.
     #[track_caller]
-    pub fn wait(&self, team: Team, first: Reg<u32>, end: Reg<u32>, take: Option<&dyn Fn(Reg<u32>, [Reg<u32>; 4])>) {
+    pub fn wait(&self, team: Team, first: Reg<u32>, end: Reg<u32>, take: Option<Take<'_>>) {
         let shape = &self.shape;
         let chunks = shape.chunks() as u32;
         // Strong: a CTA of this launch may be failing.
