@@ -157,9 +157,10 @@ fn merge_shapes() -> Vec<MergeShape> {
         shapes.push(shape(8, 1, 512, 2048, 4, 1).with_ids(ids).with_hold(hold).with_foreign_logits(foreign));
     }
     for (ranks, n, topk) in [(2, 512, 2048), (8, 256, 2048), (16, 512, 4096), (3, 128, 512)] {
-        let shape = shape(ranks, 1, n, topk, 1, 64).with_gathered(true);
-        shapes.extend([shape, shape.with_ids(true).with_hold(true).with_foreign_logits(true)]);
+        shapes.push(shape(ranks, 1, n, topk, 1, 64).with_gathered(true));
     }
+    let every_flag = shape(8, 1, 512, 2048, 4, 1).with_ids(true).with_hold(true).with_foreign_logits(true);
+    shapes.push(every_flag.with_gathered(true));
     // Every other top-k.
     let others = (256..4096).step_by(256).filter(|topk| !TOPKS.contains(&(*topk as u32)));
     shapes.extend(others.map(|topk| shape(4, 4, topk - 128, topk, 8, 256)));
