@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Each row by itself: a shorter row of the same request may be shorter on another rank. One thread per row. Row ends are
-//! step metadata, which the kernels of a step read before they wait for their predecessors: launch this before the sequence
-//! that is launched or captured, not inside it.
+//! step metadata, which the kernels of a step read before they wait for their predecessors: put something that is no kernel
+//! between this and the first of them, or let this be done before.
 
 use dsa_core::Ownership;
 use dsa_core::device::ownership::local_end;

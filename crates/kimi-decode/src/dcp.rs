@@ -102,6 +102,7 @@ pub struct DcpScratch {
     pub(crate) logits: Buffer<u16>,
     /// order16 of the largest of every 8 logits.
     pub(crate) tops: Buffer<u16>,
+    /// int32 `[rows_max]`, and a word that nobody reads.
     row_ends: Buffer<i32>,
     /// As wide as the widest local top-N.
     pub(crate) b_rows: Buffer<u32>,
@@ -156,7 +157,7 @@ impl DcpScratch {
             local_len_max,
             logits: device.alloc(pitched.logits_len())?,
             tops: device.alloc(pitched.tops_len())?,
-            row_ends: device.alloc_zeros(spec.rows_max)?,
+            row_ends: device.alloc_zeros(spec.rows_max + 1)?,
             b_rows: device.alloc(spec.rows_max * BRow::new(spec.topk).words())?,
             b_counts: device.alloc_zeros(spec.rows_max)?,
             rows: outputs()?,
@@ -210,8 +211,8 @@ impl DcpScratch {
     }
 
     /// This rank's row ends of a step from the global ones, each from its own: what [`Step::row_ends`](crate::Step::row_ends)
-    /// takes. One small launch for all layers of the step; like all step metadata, before the sequence that is launched or
-    /// captured. The view is of the scratch, so that a captured sequence sees the ends of its own time.
+    /// takes. One small launch for all layers of a step, before the first of them, in their stream or ordered with it. The
+    /// view is of the scratch, so that a captured sequence sees the ends of its own time, whether this is part of it or not.
     ///
     /// # Errors
     /// More rows than the scratch holds; what the device refuses.
@@ -223,6 +224,9 @@ impl DcpScratch {
             return Err(Error::TooShort { buffer: "scratch row_ends", found: self.spec.rows_max, needed: live });
         }
         self.local_ends.launch(stream, global_ends, &self.row_ends.as_view())?;
+        // ORDER: the ends, before a step's kernels, which read them ahead of their dependency wait: behind something that is no
+        // kernel they do not start early.
+        self.row_ends.view(self.spec.rows_max..)?.fill_bytes(stream, 0)?;
         Ok(self.row_ends.view(..live)?)
     }
 

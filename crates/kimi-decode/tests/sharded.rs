@@ -139,7 +139,6 @@ fn run(ranks: &[Rank], layers: &[Layer], shape: StepShape) {
     as_every_rank(ranks.len(), |rank| {
         let (Rank { stream, scratch, .. }, layer) = (&ranks[rank], &layers[rank]);
         let row_ends = scratch.local_ends(stream, &layer.global_ends.as_view()).unwrap();
-        stream.synchronize().unwrap();
         layer.indexer.run_push(stream, &Step { row_ends, ..layer.inputs.step(shape) }).unwrap();
     });
     // Ranks may share a device: nobody waits before all have pushed.
@@ -234,9 +233,7 @@ fn a_captured_step_sees_the_ends_of_its_own_time() {
         let ends = |rank: usize, ends: &[i32]| {
             let (Rank { stream, scratch, .. }, layer) = (&ranks[rank], &layers[rank]);
             layer.global_ends.copy_from(stream, ends).unwrap();
-            let view = scratch.local_ends(stream, &layer.global_ends.as_view()).unwrap();
-            stream.synchronize().unwrap();
-            view
+            scratch.local_ends(stream, &layer.global_ends.as_view()).unwrap()
         };
         let graphs: Vec<Graph> = (0..2)
             .map(|rank| {
@@ -259,6 +256,36 @@ fn a_captured_step_sees_the_ends_of_its_own_time() {
 }
 
 #[test]
+fn a_sequence_may_begin_with_the_ends_themselves() {
+    let case = Case::new(2, 1, 128, Transport::Push);
+    let (step, shape) = (step(2, 1, &ENDS), StepShape { rows: 6, q: 1 });
+    for devices in machines(2) {
+        let ranks = ranks(&case, &devices, spec(&case, &step, 6), false);
+        let layers = layers(&case, &ranks, &step, &[shape], &[]).unwrap();
+        let capture = |rank: usize| {
+            let (Rank { stream, scratch, .. }, layer) = (&ranks[rank], &layers[rank]);
+            let captured = |stream: &Stream| {
+                let row_ends = scratch.local_ends(stream, &layer.global_ends.as_view())?;
+                let step = Step { row_ends, ..layer.inputs.step(shape) };
+                // Two layers, of one scratch.
+                layer.indexer.run_exchange(stream, &step)?;
+                layer.indexer.run_exchange(stream, &step).map(drop)
+            };
+            Graph::capture_with::<Error>(stream, captured).unwrap()
+        };
+        let graphs = [capture(0), capture(1)];
+        for lengths in [ENDS, [7, 0, 900, 256, 2, 0]] {
+            for ((graph, rank), layer) in graphs.iter().zip(&ranks).zip(&layers) {
+                layer.global_ends.copy_from(&rank.stream, &lengths).unwrap();
+                graph.launch(&rank.stream).unwrap();
+            }
+            let now = DecodeStep { row_ends: lengths.to_vec(), ..step.clone() };
+            verify(&case, &ranks, &layers, &now, shape);
+        }
+    }
+}
+
+#[test]
 fn packed_rows_are_each_rank_s_first_keys() {
     let case = Case { ranks: 3, interleave: 4, local_topk: 128, transport: None };
     let (step, shape) = (step(1, 2, &ENDS), StepShape { rows: 6, q: 2 });
@@ -269,7 +296,6 @@ fn packed_rows_are_each_rank_s_first_keys() {
         for (rank, (Rank { stream, scratch, .. }, layer)) in ranks.iter().zip(&layers).enumerate() {
             layer.indexer.packs(shape).unwrap();
             let row_ends = scratch.local_ends(stream, &layer.global_ends.as_view()).unwrap();
-            stream.synchronize().unwrap();
             let packed = layer.indexer.run_dcp(stream, &Step { row_ends, ..layer.inputs.step(shape) }).unwrap();
             let (rows, counts) =
                 (packed.b_rows.copy_to_vec(stream).unwrap(), packed.counts.copy_to_vec(stream).unwrap());
@@ -330,7 +356,6 @@ fn a_rank_that_does_not_come_is_named_and_a_reset_restores_service() {
         let layers = layers(&case, &ranks, &step, &[shape], &[]).unwrap();
         let Rank { stream, scratch, .. } = &ranks[0];
         let row_ends = scratch.local_ends(stream, &layers[0].global_ends.as_view()).unwrap();
-        stream.synchronize().unwrap();
         let selected =
             layers[0].indexer.run_exchange(stream, &Step { row_ends, ..layers[0].inputs.step(shape) }).unwrap();
         let verdict = scratch.check(stream);

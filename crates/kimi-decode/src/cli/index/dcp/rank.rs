@@ -88,10 +88,7 @@ impl Rank {
 
     /// Up to the merge.
     pub fn push(&self) -> Result<(), Failure> {
-        let step = self.step()?;
-        // Row ends are read early.
-        self.stream.synchronize().map_err(Failure::unusable)?;
-        Ok(self.indexer.run_push(&self.stream, &step)?)
+        Ok(self.indexer.run_push(&self.stream, &self.step()?)?)
     }
 
     /// The merge.
@@ -124,7 +121,6 @@ impl Rank {
 
     fn capture(&self) -> Result<Graph, Failure> {
         let step = self.step()?;
-        self.stream.synchronize().map_err(Failure::unusable)?;
         let captured = Graph::capture_with(&self.stream, |stream| self.indexer.run_exchange(stream, &step).map(drop));
         Ok(captured?)
     }
