@@ -554,7 +554,7 @@ fn in_orders(configs: impl IntoIterator<Item = SimConfig>, spec: &Spec, body: im
 }
 
 /// Every GPU here; the reason why there is none.
-fn gpus() -> Result<Vec<Device>, gpu::Error> {
+pub fn gpus() -> Result<Vec<Device>, gpu::Error> {
     (0..Device::cuda_count()?).map(Device::cuda).collect()
 }
 

@@ -16,7 +16,7 @@ use gpu::{Buffer, Device, Function, Graph, LaunchConfig, SimConfig, Stream};
 use parking_lot::Mutex;
 use ptx::*;
 
-use crate::common::{Rewrite, as_every_rank, sim_config};
+use crate::common::{Rewrite, as_every_rank, gpus, sim_config};
 
 /// Threads of a publishing CTA.
 const THREADS: u32 = 64;
@@ -455,8 +455,8 @@ impl Step {
     }
 }
 
-/// Runs `body` on simulated devices in fixed orders and in `seeds` random ones, and with every rank on the one GPU, each
-/// with its own stream and memory, if there is one and `spec` needs no multicast address.
+/// Runs `body` on simulated devices in fixed orders and in `seeds` random ones, and on the GPUs here if there are any and `spec`
+/// needs no multicast address: rank `r` on GPU `r % GPUs`, each with its own stream and memory.
 pub fn everywhere(spec: &Spec, seeds: usize, body: impl Fn(&Group)) {
     let early = SimConfig { timing: ptx_sim::Timing::Early, ..SimConfig::default() };
     for config in [sim_config(), early].into_iter().chain((1..=seeds as u64).map(SimConfig::seeded)) {
@@ -468,8 +468,11 @@ pub fn everywhere(spec: &Spec, seeds: usize, body: impl Fn(&Group)) {
     // One group at a time: ranks of several could queue behind each other.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock();
-    match Device::cuda(0) {
-        Ok(device) => body(&Group::new(spec, &vec![device; spec.shape.ranks()], None, None)),
+    match gpus() {
+        Ok(gpus) => {
+            let devices: Vec<_> = gpus.iter().cycle().take(spec.shape.ranks()).cloned().collect();
+            body(&Group::new(spec, &devices, None, None));
+        }
         Err(error) => println!("SKIPPED: no CUDA device ({error})"),
     }
 }
