@@ -97,7 +97,7 @@ fn publishing_shapes() -> Vec<MlaShape> {
     let mut shapes = Vec::new();
     for (heads, batch, ranks) in [6, 12]
         .into_iter()
-        .flat_map(|heads| [1, 8, 9, 17].map(|batch| (heads, batch)))
+        .flat_map(|heads| [1, 8, 9, 17, 64].map(|batch| (heads, batch)))
         .flat_map(|(heads, batch)| [(heads, batch, 2), (heads, batch, 8)])
     {
         for (form, element) in [(MlaCacheForm::Fp8Ds, QueryElement::Bf16), (MlaCacheForm::Nvfp4Ds, QueryElement::E4m3)]

@@ -204,6 +204,18 @@ fn tiles_publish_too() {
 }
 
 #[test]
+fn the_largest_tiles_publish() {
+    // 64 tokens per cluster, of which some are past the live ones, and in a second tile all but one.
+    let spec = Spec { ranks: 1, heads: 8, batch: 65, form: MlaCacheForm::Nvfp4Ds, multicast: false };
+    assert_eq!(spec.shape().tokens(), 64);
+    everywhere(spec, 0, &rows(&spec), |group| {
+        group.poison();
+        group.launch(65);
+        group.verify(65);
+    });
+}
+
+#[test]
 fn what_a_kernel_publishes_is_what_one_that_does_not_computes() {
     for (batch, form) in [(3, MlaCacheForm::Fp8Ds), (3, MlaCacheForm::Fp8Divide), (17, MlaCacheForm::Nvfp4Ds)] {
         let spec = Spec { ranks: 1, heads: 2, batch, form, multicast: false };
