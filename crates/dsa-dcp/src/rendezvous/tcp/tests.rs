@@ -4,7 +4,8 @@ use super::wire::{decode, encode};
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const SHORT: Duration = Duration::from_millis(200);
+/// Long beside what a busy machine takes to start a thread.
+const SHORT: Duration = Duration::from_secs(1);
 
 fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -107,7 +108,7 @@ fn intruder(rank: usize, ranks: usize, name: &'static str) -> [Option<Rendezvous
     std::thread::scope(|scope| {
         let first = scope.spawn(move || TcpRendezvous::join(address, 1, 3, "g", LIMIT).err());
         let second = scope.spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(SHORT);
             TcpRendezvous::join(address, rank, ranks, name, LIMIT).err()
         });
         let host = TcpRendezvous::host(listener, 3, "g", LIMIT).err();
