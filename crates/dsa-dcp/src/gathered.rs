@@ -119,13 +119,24 @@ impl GatheredExchange {
             return Err(DcpError::GroupSize { group: gather.ranks(), shape: group.ranks() });
         }
         agree_on_shape(&*group, shape, limits.collective)?;
-        let len = part_words(&shape, shape.rows()) / 2;
+        let len = |rows| part_words(&shape, rows) / 2;
+        let sent = Arc::new(device.alloc_zeros(len(shape.rows()))?);
+        let received = device.alloc_zeros(len(shape.rows()) * shape.ranks())?;
+        // What a gather sets up at its first use, it sets up here and not in a capture.
+        let stream = device.stream()?;
+        for rows in [shape.rows(), 1] {
+            gather.enqueue(&stream, &sent, len(rows), &received)?;
+            if !finished(&stream, limits.collective)? {
+                gather.abort();
+                return Err(DcpError::GatherLate { rank: group.rank(), limit: limits.collective });
+            }
+        }
         let inner = Inner {
             device: device.clone(),
             shape,
             limits,
-            sent: Arc::new(device.alloc_zeros(len)?),
-            received: device.alloc_zeros(len * shape.ranks())?,
+            sent,
+            received,
             full_counts: device.alloc_zeros(shape.rows())?,
             status: device.alloc_zeros(STATUS_WORDS)?,
             aside: Mutex::new(device.stream()?),
