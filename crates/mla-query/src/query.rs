@@ -14,7 +14,7 @@
 //!
 //! | field | shape | dtype | written by | read by |
 //! |---|---|---|---|---|
-//! | `q_b` | R x 1536 | BF16 | bulk copy | projection |
+//! | `q_b` | R x 1536 | BF16 | bulk copy, or copies by all threads | projection |
 //! | `w_uk` | 128 x L | BF16 | tensor copy | absorption |
 //! | `q_c` | T x 1536 | BF16 | norm | projection, its store |
 //! | `rows` | splits x T x R | FP32 | projection | gather, rope |
@@ -38,8 +38,9 @@
 //! products keep their own order, fixed by the shape: results are bit-reproducible.
 //!
 //! # Synchronisation
-//! Weights are static and loaded before the dependency wait, `q_b` and `w_uk` each onto an mbarrier. A relaxed cluster
-//! barrier makes every CTA's start and mbarriers known before the first store to a peer; the stores complete on the
+//! Weights are static and loaded before the dependency wait, `q_b` and `w_uk` each onto an mbarrier; or `q_b` in a copy group
+//! of every thread, which waits for it before the barrier that hands `q_c` over. A late kernel waits at its end alone. A relaxed
+//! cluster barrier makes every CTA's start and mbarriers known before the first store to a peer; the stores complete on the
 //! target's `gathered` mbarrier, for which the target waits before it can end. Named barrier 1 joins the eight computing
 //! warps, 2 the two inserting ones.
 //!
@@ -50,6 +51,7 @@
 pub(crate) mod insert;
 pub(crate) mod kernel;
 mod launch;
+pub(crate) mod numbers;
 pub(crate) mod output;
 pub(crate) mod publish;
 pub(crate) mod reduce;

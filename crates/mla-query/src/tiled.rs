@@ -11,8 +11,10 @@
 //! | `q_b` | 3 x 192 x 64, 128-byte swizzle | BF16 | tensor copies | projection |
 //! | `w_uk` | 128 x 64, 128-byte swizzle | BF16 | tensor copy | absorption |
 //! | `q_c` | 3 x T x 64, 128-byte swizzle | BF16 | norm | projection |
-//! | `norms` | T | FP32 | the cluster's asynchronous stores | norm |
-//! | `parts` | 8 x T/16 x 3 x 32 x 4 | FP32 | the cluster's asynchronous stores | gather |
+//! | `sums`, over `q_c` | 8 x T x 3 | FP32 | the cluster's asynchronous stores | norm |
+//! | `own_sums`, over `q_c` | T x 3 | FP32 | norm | the exchange of sums |
+//! | `norms` | T | FP32 | norm | norm |
+//! | `parts` | 8 x T/16 x 3 x 32 x 4 | FP32 | the cluster's asynchronous stores, and the CTA | gather |
 //! | `latent_rows` | T/16 x 8 x 32 x 4 pairs | BF16 | the cluster's asynchronous stores | absorption |
 //! | `staged`, over `q_c` | T x 72 | the query's element | gather, absorption | publication, if the shape publishes |
 //!
@@ -22,10 +24,11 @@
 //!
 //! # Decomposition
 //! A cluster of 8 CTAs per head and T tokens. A CTA owns 192 of the 1536 columns of `q_c` and Q_B, for all 192 rows, so each
-//! element is normalised once per head, not once per CTA; of the factors of the norm it computes T / 8, a warp a whole row,
-//! and sends them to the cluster. A warp multiplies 24 rows by all tokens and sends the sums to the CTA of that number, which
-//! adds the eight parts of each result in order. Of the absorption a CTA takes 64 columns, a warp 8. Two more warps insert
-//! KV rows.
+//! element is loaded and normalised once per head, not once per CTA. For the norm's factors the CTAs exchange the sums of
+//! squares of 64 columns, which the trees of the order of sums hold. The products go by warps (`mma.sync`, 24 rows and all
+//! tokens each) or, with T = 64, by two warpgroups (`wgmma`, 96 rows each); their sums go to the CTA that adds the eight parts
+//! of each result in order: CTA c has latent rows 16 c .. 16 c + 16 and rope rows 8 c .. 8 c + 8. Of the absorption a CTA takes
+//! 64 columns, a warp 8. Two more warps insert KV rows.
 //!
 //! # Synchronisation
 //! As in [`query`](crate::query); every exchange completes on an mbarrier of its target. Where sums take the place of Q_B
@@ -33,7 +36,8 @@
 //!
 //! # Bound
 //! Memory for the weights of the first tile of tokens, L2 for further ones. Behind a predecessor that has loaded them: one
-//! load of rows, three exchanges over the cluster, and the tensor core's 2 x T x 192 x 192 operations per CTA.
+//! load of rows, three exchanges over the cluster at 16 bytes a cycle from a CTA, of which that of `parts` is the largest
+//! (672 bytes a token), and the tensor core's 2 x T x 192 x 192 operations per CTA.
 
 mod kernel;
 

@@ -8,7 +8,8 @@ use dsa_core::layout::mla_rows::{K_PE, KV_C};
 use dsa_core::numerics::{e4m3, pow2};
 use ptx::*;
 
-use super::kernel::{INSERT, INSERT_THREADS, MlaParams, pack, squares, unpack};
+use super::kernel::{INSERT, INSERT_THREADS, MlaParams};
+use super::numbers::{pack, squares, unpack};
 use super::reduce::warp_sum;
 use crate::shape::MlaShape;
 

@@ -5,6 +5,7 @@ use dsa_core::layout::mla_rows::QUERY_ROPE;
 use ptx::*;
 
 use super::insert::Insert;
+use super::numbers::{pack, query_rsqrt, squares, unpack};
 use super::output::QueryRows;
 use super::publish::Staged;
 use super::reduce::{warp_sum, warp_sums};
@@ -119,30 +120,6 @@ pub fn build(shape: &MlaShape, target: Target) -> Result<Kernel<MlaArgs>, Verify
     ptx::build::<MlaArgs>(&shape.name(), target, bounds, |p| Query::new(shape, p).emit())
 }
 
-/// BF16 pairs as FP32, in order.
-#[track_caller]
-pub(crate) fn unpack<const N: usize>(pairs: [Reg<u32>; N]) -> Vec<Reg<f32>> {
-    pairs
-        .into_iter()
-        .flat_map(|pair| {
-            let pair = Reg::<Bf16x2>::from_bits(pair);
-            [pair.low_f32(), pair.high_f32()]
-        })
-        .collect()
-}
-
-/// Eight FP32 as BF16 pairs.
-#[track_caller]
-pub(crate) fn pack(values: &[Reg<f32>]) -> [Reg<u32>; 4] {
-    std::array::from_fn(|i| Reg::<Bf16x2>::from_f32(values[2 * i], values[2 * i + 1]).to_bits())
-}
-
-/// Sum of squares of a thread's eight values, by FMA in order.
-#[track_caller]
-pub(crate) fn squares(values: &[Reg<f32>]) -> Reg<f32> {
-    values.iter().fold(Reg::from(0.0f32), |sum, x| x.fma(*x, sum))
-}
-
 /// From here on `qkv` and slots may be read and outputs written: waits for the kernel that writes them, unless the shape is
 /// late, when they were complete before this kernel started.
 #[track_caller]
@@ -161,16 +138,6 @@ pub(crate) fn start(shape: &MlaShape) {
 pub(crate) fn finish(shape: &MlaShape) {
     if shape.late() {
         wait_for_dependencies();
-    }
-}
-
-/// The factor of the query's RMSNorm for a sum of squares.
-#[track_caller]
-pub(crate) fn query_rsqrt(shape: &MlaShape, total: Reg<f32>, eps: Reg<f32>) -> Reg<f32> {
-    if shape.is_k3() {
-        (total.div_full(Q_LORA as f32) + eps).math(Math::RsqrtApproxFtz)
-    } else {
-        (total.div_rn(Q_LORA as f32) + eps).math(Math::RsqrtApprox)
     }
 }
 

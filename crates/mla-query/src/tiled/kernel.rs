@@ -6,10 +6,8 @@ use ptx::*;
 
 use super::{CHUNKS, CLUSTER, COLUMNS, ROWS, SLICE};
 use crate::query::insert::Insert;
-use crate::query::kernel::{
-    COMPUTE, COMPUTE_THREADS, INSERT, INSERT_THREADS, MlaArgs, MlaParams, finish, pack, query_rsqrt, squares, start,
-    unpack,
-};
+use crate::query::kernel::{COMPUTE, COMPUTE_THREADS, INSERT, INSERT_THREADS, MlaArgs, MlaParams, finish, start};
+use crate::query::numbers::{pack, query_rsqrt, squares, unpack};
 use crate::query::output::QueryRows;
 use crate::query::publish::Staged;
 use crate::shape::MlaShape;
