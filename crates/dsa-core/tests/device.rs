@@ -2,10 +2,13 @@
 //! simulator always, on a GPU when there is one.
 
 use dsa_core::device::keys::{
-    Keys8, above_mask, both_halves, foreign_keys, half, lowest_bit, matching_mask, max_half, order16_x2,
+    Keys8, above_mask, both_halves, byte_counts, equal_mask, foreign_keys, half, lowest_bit, max_half, order16_x2,
+    sort_halves,
 };
-use dsa_core::device::radix::{BINS, LOW_BINS, WARP_BINS, count, find_low_digit, find_topdown, find_topdown_in_warp};
-use dsa_core::device::scan::{Thread, block_exclusive, block_sum, fill, warp_inclusive, warp_prefix};
+use dsa_core::device::radix::{
+    BINS, LOW_BINS, WARP_BINS, count, crossing_words, find_low_digit, find_topdown, find_topdown_in_warp, highest_bin,
+};
+use dsa_core::device::scan::{Thread, block_exclusive, block_sum, fill, warp_inclusive, warp_prefix, warps_before};
 use dsa_core::generate::SplitMix64;
 use dsa_core::numerics::{bf16, e4m3, order16};
 use gpu::LaunchConfig;
@@ -135,12 +138,39 @@ fn masks_of_eight_keys_are_in_element_order() {
         |x| above_mask(keys8(x), both_halves(x[4])),
         |x| mask_of(keys_of(x), |key| key > x[4] as u16),
     );
-    const UPPER: u16 = 0xFFE0;
     check_map(
-        "matching_mask",
+        "equal_mask",
         &input,
-        |x| matching_mask(keys8(x), both_halves(x[4]), u32::from(UPPER) * 0x0001_0001),
-        |x| mask_of(keys_of(x), |key| (key ^ x[4] as u16) & UPPER == 0),
+        |x| equal_mask(keys8(x), both_halves(x[4])),
+        |x| mask_of(keys_of(x), |key| key == x[4] as u16),
+    );
+}
+
+#[test]
+fn halves_are_sorted_apart() {
+    let word = |i: usize| move |x: [Reg<u32>; 5]| sort_halves(keys8(x))[i];
+    for i in 0..4 {
+        check_map("sort_halves", &octets(8, 1024), word(i), |x| {
+            let half = |h: usize| {
+                let mut keys = [0, 1, 2, 3].map(|w| keys_of(x)[2 * w + h]);
+                keys.sort_unstable_by(|a, b| b.cmp(a));
+                u32::from(keys[i])
+            };
+            half(0) | half(1) << 16
+        });
+    }
+}
+
+#[test]
+fn byte_counts_count_the_bits_of_each_byte() {
+    let mut rng = SplitMix64::new(9);
+    let mut input: Vec<[u32; 1]> = (0..256u32).map(|byte| [byte * 0x0101_0101]).collect();
+    input.extend((0..1024).map(|_| [rng.next_u64() as u32]));
+    check_map(
+        "byte_counts",
+        &input,
+        |[x]| byte_counts(x),
+        |[x]| u32::from_le_bytes(x.to_le_bytes().map(|byte| byte.count_ones() as u8)),
     );
 }
 
@@ -279,8 +309,8 @@ fn scans_are_prefix_sums() {
             let sum = block_sum(x, b, t);
             when(t.lane.eq(31), || c.at(t.warp).store(within));
             sync_threads();
-            let (warps_before, all) = warp_prefix(c, t);
-            vec![within, before, total, sum, warps_before, all]
+            let (before_warp, all) = warp_prefix(c, t);
+            vec![within, before, total, sum, before_warp, all, warps_before(c, t)]
         });
         let total = input.iter().fold(0u32, |a, x| a.wrapping_add(*x));
         for result in results {
@@ -289,7 +319,8 @@ fn scans_are_prefix_sums() {
                 let warp = i / 32 * 32;
                 let sum = |range: &[u32]| range.iter().fold(0u32, |a, x| a.wrapping_add(*x));
                 let got: Vec<u32> = result.iter().map(|words| words[i]).collect();
-                let want = vec![sum(&input[warp..=i]), before, total, total, sum(&input[..warp]), total];
+                let want =
+                    vec![sum(&input[warp..=i]), before, total, total, sum(&input[..warp]), total, sum(&input[..warp])];
                 assert_eq!(got, want, "thread {i} of {threads}");
                 before = before.wrapping_add(*x);
             }
@@ -352,7 +383,7 @@ fn crossings_equal_the_host_form() {
             let results = run_block("crossing", threads, &keys, need, |p, t| {
                 let hist = SharedArray::<u32>::aligned("hist", BINS, 16);
                 let low = SharedArray::<u32>::aligned("low", LOW_BINS, 16);
-                let sums = SharedArray::<u32>::new("sums", t.warps());
+                let sums = SharedArray::<u32>::aligned("sums", crossing_words(t), 8);
                 fill(hist, 0, t);
                 fill(low, 0, t);
                 sync_threads();
@@ -360,12 +391,16 @@ fn crossings_equal_the_host_form() {
                 count(hist.at(key >> 5));
                 sync_threads();
                 let high = find_topdown(hist, p.need, sums, t);
+                let highest = highest_bin(sums, t);
                 when((key >> 5).eq(high.bin), || count(low.at(key & 31)));
                 sync_threads();
-                let digit = find_low_digit(low.at(t.lane).load(), p.need - high.above, t);
-                vec![high.bin, high.above, digit.bin, digit.above]
+                let digit = find_low_digit(low, p.need - high.above, t);
+                vec![high.bin, high.above, digit.bin, digit.above, highest]
             });
             let (bin, above) = crossing(&bins, need);
+            // To the end of a thread's bins.
+            let per_thread = BINS / threads;
+            let highest = bins.iter().rposition(|n| *n > 0).unwrap() as u32 | (per_thread - 1);
             let mut low = vec![0u32; LOW_BINS as usize];
             keys.iter().filter(|key| **key >> 5 == bin).for_each(|key| low[(key & 31) as usize] += 1);
             let (digit, above_digit) = crossing(&low, need - above);
@@ -374,7 +409,7 @@ fn crossings_equal_the_host_form() {
                     let got: Vec<u32> = result.iter().map(|words| words[thread]).collect();
                     assert_eq!(
                         got,
-                        [bin, above, digit, above_digit],
+                        [bin, above, digit, above_digit, highest],
                         "need {need}, thread {thread} of {threads}, round {round}"
                     );
                 }

@@ -208,7 +208,7 @@ impl MergeShape {
     fn shared_bytes_without_lists(&self) -> usize {
         let words = self.exchange.ranks() * self.exchange.words().words();
         let list = self.exchange.list().words();
-        let select = 2 * BINS as usize + 2 * 32 + list;
+        let select = BINS as usize + 2 * 32 + list;
         let search = 2 * WARP_BINS as usize + keys::TIES as usize + self.exchange.topk() / 2;
         let bitmap = if self.ids { self.groups() as usize * (16 + 2) } else { 0 };
         4 * (words + select + search) + bitmap + 1024

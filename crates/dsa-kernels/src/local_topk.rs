@@ -115,6 +115,11 @@ impl LocalTopkShape {
     pub fn threads(&self) -> u32 {
         512
     }
+
+    /// Registers of a thread at most, for a CTA to start beside score's.
+    fn registers(&self) -> Option<u32> {
+        (self.n <= 2048).then_some(64)
+    }
 }
 
 /// Bytes of one step: tops and the vectors of N tops of each row, the output rows, and the pairs pushed to other ranks.

@@ -14,7 +14,7 @@
 //! # Algorithm
 //! Rows of at most K keys take all of them, without reading logits. Of longer ones the `topk` module selects: the K
 //! vectors with the largest tops, then the K keys among them, exactly and without a fallback. The ids go through shared
-//! memory so that table reads and row stores are coalesced.
+//! memory so that row stores are coalesced; the row's table waits there too if it has at most 2048 entries.
 //!
 //! # Decomposition
 //! One CTA per row.
@@ -25,7 +25,8 @@
 //! the rows without waiting.
 //!
 //! # Bound
-//! Latency: about twelve barriers and four dependent rounds of loads; bytes are `tops` once, K vectors of logits, and the
+//! Latency: about nine barriers and one dependent round of loads, twice if there is a list, and the instructions of four
+//! warps a scheduler; bytes are `tops` once, K vectors of logits, and the
 //! outputs.
 
 mod kernel;
@@ -118,6 +119,11 @@ impl SelectShape {
     /// Threads of a CTA: few enough for one to start beside score's, whose tail its prologue then hides behind.
     pub fn threads(&self) -> u32 {
         512
+    }
+
+    /// Registers of a thread at most, for the same reason.
+    fn registers(&self) -> Option<u32> {
+        (self.topk <= 2048).then_some(64)
     }
 }
 

@@ -27,3 +27,11 @@ fn every_q_and_scale_form_matches_the_oracle() {
         }
     });
 }
+
+/// Longer than what fits the registers of select: its list comes from score's tops.
+#[test]
+fn a_row_that_takes_a_list_matches_the_oracle() {
+    on_every_device(|device| {
+        check_step(device, &StepSpec::new(2, 1, 128, &[16_500, 300]).build().unwrap());
+    });
+}

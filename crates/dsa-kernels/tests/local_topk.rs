@@ -140,7 +140,8 @@ fn canonical(row: Vec<u16>) -> Vec<u16> {
 fn every_pattern_at_every_edge() {
     on_every_device(|device| {
         for n in [128, 384, 512] {
-            let lengths = [0, 1, n - 1, n, n + 1, 2 * n + 3, 8 * n - 1, 8 * n + 1, 20 * n + 5];
+            // Rows of more than 2^14 keys take a list.
+            let lengths = [0, 1, n - 1, n, n + 1, 2 * n + 3, 8 * n - 1, 8 * n + 1, 20 * n + 5, 16_384, 16_385, 20_000];
             for (seed, pattern) in LogitPattern::ALL.into_iter().enumerate() {
                 let rows: Vec<_> = lengths.iter().map(|&len| canonical(pattern.row(seed as u64, len))).collect();
                 check(device, n, &rows, false, 1);
@@ -175,7 +176,7 @@ fn local_indices_have_17_bits() {
 #[test]
 fn results_do_not_depend_on_the_order() {
     in_every_order(4, |device| {
-        let len = sized(device, 900, 60_000);
+        let len = sized(device, 17_000, 60_000);
         let rows = [LogitPattern::Ties, LogitPattern::AllEqual, LogitPattern::Gaussian].map(|p| p.row(9, len));
         check(device, 128, &rows.map(canonical), false, 1);
     });

@@ -20,8 +20,8 @@ use ptx::{Kernel, Target};
 const SCORE: Source = Source { path: "score/kernel.rs", text: include_str!("../src/score/kernel.rs") };
 const SCHEDULE: Source = Source { path: "score/schedule.rs", text: include_str!("../src/score/schedule.rs") };
 const SELECT: Source = Source { path: "select/kernel.rs", text: include_str!("../src/select/kernel.rs") };
-const TOPK: Source = Source { path: "src/topk.rs", text: include_str!("../src/topk.rs") };
-const OCTETS: Source = Source { path: "topk/octets.rs", text: include_str!("../src/topk/octets.rs") };
+const RUN: Source = Source { path: "topk/run.rs", text: include_str!("../src/topk/run.rs") };
+const PLACES: Source = Source { path: "topk/places.rs", text: include_str!("../src/topk/places.rs") };
 const SCAN: Source = Source { path: "device/scan.rs", text: include_str!("../../dsa-core/src/device/scan.rs") };
 
 fn device_error(error: KernelError) -> gpu::Error {
@@ -423,7 +423,7 @@ fn score_consumers_come_after_the_producers_wait_in_any_case() {
 /// whose keys do not, all vectors, all keys.
 fn select_rows() -> Rows {
     let rows =
-        [(70_000, LogitPattern::Gaussian), (1500, LogitPattern::Descending), (1400, LogitPattern::FewDistinct(9))];
+        [(140_000, LogitPattern::Gaussian), (17_000, LogitPattern::Descending), (18_000, LogitPattern::FewDistinct(9))];
     let rows = rows.into_iter().chain([(300, LogitPattern::Gaussian), (100, LogitPattern::Gaussian)]);
     Rows::new(128, rows.map(|(len, pattern)| pattern.row(len as u64, len)).collect())
 }
@@ -450,7 +450,7 @@ fn check_select_mutant(rows: &Rows, expected: Expected<'_>, mutate: impl FnOnce(
 }
 
 fn in_select<'a>(kinds: &'a [Kind], orders: Orders) -> Expected<'a> {
-    Expected { kinds, files: &["select/kernel.rs", "src/topk.rs", "topk/octets.rs"], orders }
+    Expected { kinds, files: &["select/kernel.rs", "src/topk.rs", "topk/run.rs", "topk/places.rs"], orders }
 }
 
 #[test]
@@ -458,7 +458,8 @@ fn select_needs_every_one_of_its_barriers() {
     let rows = select_rows();
     let whole = Mutant::of(&select::build(&rows.shape(), Target::Sm90a).unwrap());
     let kinds = [Kind::DataRace, Kind::Uninitialized];
-    let files = ["select/kernel.rs", "src/topk.rs", "topk/octets.rs", "device/scan.rs", "device/radix.rs"];
+    let files =
+        ["select/kernel.rs", "src/topk.rs", "topk/run.rs", "topk/places.rs", "device/scan.rs", "device/radix.rs"];
     for at in whole.barriers() {
         println!("without the barrier of {}", whole.0.insts[at].loc);
         check_select_mutant(&rows, Expected { kinds: &kinds, files: &files, orders: Orders::Some }, |m| {
@@ -477,10 +478,10 @@ fn select_needs_its_zeroed_bins() {
 
 #[test]
 fn select_must_not_read_past_its_tops() {
-    let rows = Rows::new(128, vec![LogitPattern::Gaussian.row(1, 1500)]);
+    let rows = Rows::new(128, vec![LogitPattern::Gaussian.row(1, 17_000)]);
     let kinds = [Kind::Uninitialized, Kind::OutOfBounds];
     check_select_mutant(&rows, in_select(&kinds, Orders::Every), |m| {
-        m.edit(TOPK, ("fn for_each_round", "chunk.lt(self.chunks)"), |op| match op {
+        m.edit(RUN, ("pub(super) fn load(&self", "n.lt(total)"), |op| match op {
             Op::Setp { cmp: Cmp::Lt, ty, dst, a, b } => {
                 Some(Op::Setp { cmp: Cmp::Le, ty: *ty, dst: *dst, a: *a, b: *b })
             }
@@ -491,10 +492,10 @@ fn select_must_not_read_past_its_tops() {
 
 #[test]
 fn select_must_not_write_past_its_row() {
-    // The last 384 threads of the second round have no slot.
+    // The last 352 threads have no slots.
     let rows = Rows::new(640, vec![LogitPattern::Gaussian.row(1, 700)]);
-    check_select_mutant(&rows, in_select(&[Kind::OutOfBounds], Orders::Every), |m| {
-        m.decide(SELECT, ("fn write_row", "when(slot.lt(shape.topk), || round(slot))"), true);
+    check_select_mutant(&rows, in_select(&[Kind::OutOfBounds, Kind::Uninitialized], Orders::Every), |m| {
+        m.decide(SELECT, ("fn quads", "index.lt(all)"), true);
     });
 }
 
@@ -509,7 +510,7 @@ fn select_must_not_read_ends_of_rows_that_are_not_live() {
 #[test]
 fn select_loads_whole_aligned_vectors() {
     check_select_mutant(&select_rows(), in_select(&[Kind::Misaligned], Orders::Every), |m| {
-        m.edit(OCTETS, ("fn load(&self, from", "from.load_vec::<4>()"), |op| match op.clone() {
+        m.edit(RUN, ("fn load(&self, from", "from.load_vec::<4>()"), |op| match op.clone() {
             Op::Ld { space, ty, sem, cache, dsts, mut addr } => {
                 addr.offset += 2;
                 Some(Op::Ld { space, ty, sem, cache, dsts, addr })
@@ -529,9 +530,12 @@ fn select_barriers_cannot_stand_where_one_lane_goes() {
 
 #[test]
 fn select_loops_end() {
-    let rows = Rows::new(128, vec![LogitPattern::Gaussian.row(1, 300)]);
+    // 127 ties are taken, which ends within an octet.
+    let mut row = vec![0x3F80; 300];
+    row[200] = 0x4000;
+    let rows = Rows::new(128, vec![row]);
     let mut mutant = Mutant::of(&select::build(&rows.shape(), Target::Sm90a).unwrap());
-    mutant.edit(OCTETS, ("fn for_each_bit", "rest.set(rest.get() & (rest.get() - 1));"), |op| match op {
+    mutant.edit(PLACES, ("fn each", "|| taken.set(taken.get() & !("), |op| match op {
         Op::Bin { op: Bin::And, dst, a, .. } => Some(Op::Mov { dst: *dst, src: *a }),
         _ => None,
     });

@@ -78,7 +78,7 @@ fn score_and_select_see_what_a_late_producer_writes() {
 #[test]
 fn select_sees_logits_of_a_late_producer() {
     in_every_order(6, |device| {
-        let long = sized(device, 1500, 70_000);
+        let long = sized(device, 17_000, 70_000);
         let rows = |seed: u64| {
             let lengths = [long, 100, 129, 1024, 0, 1100];
             let row = |(i, len): (usize, usize)| LogitPattern::Gaussian.row(seed + i as u64, len);

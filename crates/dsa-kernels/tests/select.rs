@@ -23,7 +23,12 @@ fn rows_of(pattern: LogitPattern, topk: usize, lengths: &[usize]) -> Rows {
     Rows::new(topk, lengths.iter().enumerate().map(|(seed, &len)| pattern.row(seed as u64, len)).collect())
 }
 
-/// Lengths at which the kernel changes its way: none, all kept, all vectors listed, a list of vectors.
+/// Keys of the longest row whose vectors all fit the registers; a longer one takes a list.
+fn unlisted_max(topk: usize) -> usize {
+    8 * topk.next_power_of_two().max(2048)
+}
+
+/// Lengths at which the kernel changes its way: none, all kept, all vectors in registers, a list of vectors.
 fn edge_lengths(topk: usize) -> Vec<usize> {
     let around = |n: usize| [n - 1, n, n + 1];
     let mut lengths = vec![0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 129];
@@ -31,6 +36,8 @@ fn edge_lengths(topk: usize) -> Vec<usize> {
     lengths.extend([topk + 7, topk + 8, topk + 9]);
     lengths.extend(around(topk.next_multiple_of(512) + 64));
     lengths.extend(8 * topk - 8..=8 * topk + 9);
+    let fit = unlisted_max(topk);
+    lengths.extend([fit - 1, fit, fit + 1, fit + 8, fit + 9]);
     lengths
 }
 
@@ -68,7 +75,7 @@ fn listed_keys_may_spread_beyond_the_bins() {
                     [top, 0x7000, 1, 0x7000, 0x0100, 0x7000, 0x7000, 1]
                 }));
                 vectors.push([low; 8]);
-                vectors.extend(vec![[low - 1; 8]; 100]);
+                vectors.extend(vec![[low - 1; 8]; (unlisted_max(topk) / 8 + 1).saturating_sub(topk).max(100)]);
                 SplitMix64::new(u64::from(distance)).shuffle(&mut vectors);
                 vectors.concat().into_iter().map(bits_of).collect()
             };
@@ -93,8 +100,8 @@ fn the_largest_topk_is_exact() {
 fn rows_of_several_rounds_of_tops_are_exact() {
     on_every_device(|device| {
         for topk in [128, 2048] {
-            // 16 tops a thread and round.
-            let round = 128 * SelectShape::new(1, topk, 64).unwrap().threads() as usize;
+            // 32 tops a thread and round.
+            let round = 256 * SelectShape::new(1, topk, 64).unwrap().threads() as usize;
             let lengths = [65_535, 65_536, 65_537, round - 1, round, round + 1, 2 * round + 9];
             for pattern in [LogitPattern::Gaussian, LogitPattern::Ties, LogitPattern::AllEqual] {
                 let lengths = if device.info().simulated { &lengths[3..] } else { &lengths[..] };
@@ -180,7 +187,7 @@ fn twenty_runs_agree_bit_for_bit_on_heavy_ties() {
         let rows = Rows::new(
             512,
             [LogitPattern::FewDistinct(2), LogitPattern::AllEqual, LogitPattern::SignedZeros, LogitPattern::NanMix]
-                .map(|pattern| pattern.row(1, 6000))
+                .map(|pattern| pattern.row(1, 17_000))
                 .into(),
         );
         check_select_runs(device, &rows.foreign(true), sized(device, 5, 20));
@@ -261,7 +268,7 @@ fn pairs_are_ordered_across_listed_vectors_too() {
     on_every_device(|device| {
         // More vectors than K: K - 1 of them hold a +inf, the first and the last the pair, everything else is NaN.
         let row = |a: u16, b: u16| -> Vec<u16> {
-            let len = 8 * topk + 40;
+            let len = unlisted_max(topk) + 40;
             (0..len)
                 .map(|i| match i {
                     3 => a,

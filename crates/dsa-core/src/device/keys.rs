@@ -56,11 +56,28 @@ pub fn above_mask(keys: Keys8, threshold: Reg<u32>) -> Reg<u32> {
     gather_bits(keys.map(|k| (k.max_u16x2(threshold) ^ threshold).min_u16x2(0x0001_0001u32)))
 }
 
-/// Bit `i` of the result: `(key i ^ value) & mask` is 0; `value` and `mask` are given in both halves.
+/// Bit `i` of the result: key `i` equals `value`, given in both halves.
 #[track_caller]
-pub fn matching_mask(keys: Keys8, value: Reg<u32>, mask: u32) -> Reg<u32> {
-    let differs = keys.map(|k| k.lop3(value, mask, (0xF0 ^ 0xCC) & 0xAA).min_u16x2(0x0001_0001u32));
-    gather_bits(differs) ^ 0xFF
+pub fn equal_mask(keys: Keys8, value: Reg<u32>) -> Reg<u32> {
+    gather_bits(keys.map(|k| (k ^ value).min_u16x2(0x0001_0001u32))) ^ 0xFF
+}
+
+/// The four keys in each half of the words, sorted: word 0 holds the larger.
+#[track_caller]
+pub fn sort_halves([a, b, c, d]: Keys8) -> Keys8 {
+    let order = |x: Reg<u32>, y: Reg<u32>| (x.max_u16x2(y), x.min_u16x2(y));
+    let ((a, b), (c, d)) = (order(a, b), order(c, d));
+    let ((a, c), (b, d)) = (order(a, c), order(b, d));
+    let (b, c) = order(b, c);
+    [a, b, c, d]
+}
+
+/// How many bits each byte of `mask` has, each in its byte.
+#[track_caller]
+pub fn byte_counts(mask: Reg<u32>) -> Reg<u32> {
+    let pairs = mask - ((mask >> 1) & 0x5555_5555u32);
+    let nibbles = (pairs & 0x3333_3333u32) + ((pairs >> 2) & 0x3333_3333u32);
+    (nibbles + (nibbles >> 4)) & 0x0F0F_0F0Fu32
 }
 
 /// Bits 0 and 16 of the four words to bits 0..8 in element order.

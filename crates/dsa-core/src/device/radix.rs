@@ -1,10 +1,9 @@
 //! Radix selection over 16-bit keys: an 11-bit histogram, then the low 5 bits of the keys in the threshold's bin; or two of
 //! 8 bits, each summed by one warp.
 
-use ptx::{Atomic, Redux, Reg, Scope, Sem, Shared, SharedArray, Shuffle, Var, ballot, broadcast, redux, shuffle};
-use ptx::{sync_threads, when};
+use ptx::{Atomic, Reg, Scope, Sem, Shared, SharedArray, ballot, broadcast, sync_threads, when};
 
-use super::scan::{Thread, warp_inclusive};
+use super::scan::{Thread, warp_inclusive, warps_before};
 
 /// Bins of the first digit (the key's upper 11 bits).
 pub const BINS: u32 = 2048;
@@ -33,60 +32,63 @@ pub struct Crossing {
     pub above: Reg<u32>,
 }
 
-/// The bin of `hist` at which the counts summed from the highest bin down reach `need` (1 <= need <= the total).
+/// Words of shared memory that [`find_topdown`] needs, aligned to 8 bytes: the warps' sums, the crossing, the highest bin.
+pub fn crossing_words(t: Thread) -> u32 {
+    t.warps().next_multiple_of(2) + 4
+}
+
+/// After [`find_topdown`]: a bin above which nothing was counted, at most three above the highest that holds something.
+#[track_caller]
+pub fn highest_bin(scratch: SharedArray<u32>, t: Thread) -> Reg<u32> {
+    scratch.at(t.warps().next_multiple_of(2) + 2).load()
+}
+
+/// The bin of `hist` at which the counts summed from the highest bin down reach `need` (at least 1). Bin 0 holds whatever
+/// is missing: it need not be counted.
 ///
-/// All threads call it after a barrier that orders their counting. It contains one barrier; every warp then finds the
-/// bin for itself, from the sums of the groups of bins (one group a warp) and the bins of the group that crosses.
-/// `group_sums` holds one word per warp and may be reused after the next barrier.
+/// All threads call it after a barrier that orders their counting. It contains two barriers; `scratch` of
+/// [`crossing_words`] may be reused by the next call without another.
 #[track_caller]
 pub fn find_topdown(
     hist: SharedArray<u32>,
     need: impl Into<Reg<u32>>,
-    group_sums: SharedArray<u32>,
+    scratch: SharedArray<u32>,
     t: Thread,
 ) -> Crossing {
     let need = need.into();
-    let per_lane = hist.len() / t.threads;
-    assert!(matches!(per_lane, 1 | 2 | 4) && per_lane * t.threads == hist.len(), "{} bins", hist.len());
-    assert!(group_sums.len() >= t.warps());
-    let load = |lane: Reg<u32>, group: Reg<u32>| -> Vec<Reg<u32>> {
-        let at = hist.ptr().at((group * 32 + lane) * per_lane);
-        match per_lane {
-            1 => vec![at.load()],
-            2 => at.load_vec::<2>().to_vec(),
-            _ => at.load_vec::<4>().to_vec(),
-        }
+    let per_thread = hist.len() / t.threads;
+    assert!(matches!(per_thread, 1 | 2 | 4) && per_thread * t.threads == hist.len(), "{} bins", hist.len());
+    assert!(scratch.len() >= crossing_words(t));
+    let found = scratch.ptr().offset(t.warps().next_multiple_of(2) as i32);
+    // Thread 0 has the highest bins: thread order is top down.
+    let first = (Reg::<u32>::from(t.threads - 1) - t.index) * per_thread;
+    let at = hist.ptr().at(first);
+    let bins = match per_thread {
+        1 => vec![at.load()],
+        2 => at.load_vec::<2>().to_vec(),
+        _ => at.load_vec::<4>().to_vec(),
     };
-    let sum = |bins: &[Reg<u32>]| bins.iter().skip(1).fold(bins[0], |a, b| a + *b);
-    let own = redux(Redux::AddU32, sum(&load(t.lane, t.warp)));
-    when(t.lane.eq(0), || group_sums.at(t.warp).store(own));
-    sync_threads(); // ORDER: the groups' sums, before every warp reads them.
-
-    // The highest group first: lane l has group warps - 1 - l.
-    let from_top = Reg::<u32>::from(31) - t.lane;
-    let group_sum = Var::new(0u32);
-    if t.warps() == 32 {
-        group_sum.set(group_sums.at(from_top).load());
-    } else {
-        let group = Reg::<u32>::from(t.warps() - 1) - t.lane;
-        when(t.lane.lt(t.warps()), || group_sum.set(group_sums.at(group).load()));
-    }
-    let (lane, above_group) = first_reaching(group_sum.get(), need, t.lane);
-    let group = Reg::<u32>::from(t.warps() - 1) - lane;
-    let bins = load(from_top, group);
-    let (lane, above_lane) = first_reaching(sum(&bins), need - above_group, t.lane);
-    let above = above_group + above_lane;
-    // From the lane's top bin down; the crossing is the last bin whose sum above does not reach the target.
-    let first = (group * 32 + (Reg::<u32>::from(31) - lane)) * per_lane;
-    let (mut bin, mut above_bin) = (first, above);
-    let mut through = above;
-    for i in (0..per_lane).rev() {
-        let here = through.lt(need);
-        bin = here.select::<u32>(first + i, bin);
-        above_bin = here.select::<u32>(through, above_bin);
-        through = through + broadcast(bins[i as usize], lane);
-    }
-    Crossing { bin, above: above_bin }
+    let own = bins.iter().skip(1).fold(bins[0], |a, b| a + *b);
+    let inclusive = warp_inclusive(own, t.lane);
+    when(t.lane.eq(31), || scratch.at(t.warp).store(inclusive));
+    sync_threads(); // ORDER: the warps' sums, before every warp reads them.
+    let reached = warps_before(scratch, t) + inclusive;
+    let above = reached - own;
+    when(above.eq(0) & own.ne(0), || found.offset(2).store(first + (per_thread - 1)));
+    when(above.lt(need) & (reached.ge(need) | first.eq(0)), || {
+        // From the top bin down; the crossing is the last bin whose sum above does not reach the target.
+        let (mut bin, mut above_bin, mut through) = (first, above, above);
+        for i in (0..per_thread).rev() {
+            let here = through.lt(need);
+            bin = here.select::<u32>(first + i, bin);
+            above_bin = here.select::<u32>(through, above_bin);
+            through = through + bins[i as usize];
+        }
+        found.store_vec([bin, above_bin]);
+    });
+    sync_threads(); // ORDER: the crossing, before every warp reads it.
+    let [bin, above] = found.load_vec::<2>();
+    Crossing { bin, above }
 }
 
 /// The first lane at which the inclusive sum of `value` over the lanes reaches `need`, and the sum before that lane.
@@ -98,13 +100,13 @@ fn first_reaching(value: Reg<u32>, need: Reg<u32>, lane: Reg<u32>) -> (Reg<u32>,
     (first, broadcast(inclusive - value, first))
 }
 
-/// As [`find_topdown`] over 32 bins, by every warp for itself and without a barrier: lane `b` holds bin `b`'s count.
+/// As [`find_topdown`] over 32 bins, by every warp for itself and without a barrier.
 #[track_caller]
-pub fn find_low_digit(count: Reg<u32>, need: impl Into<Reg<u32>>, t: Thread) -> Crossing {
+pub fn find_low_digit(hist: SharedArray<u32>, need: impl Into<Reg<u32>>, t: Thread) -> Crossing {
     // Reversed so that the running sum comes from the top bin down.
-    let reversed = shuffle(Shuffle::Idx, count, Reg::<u32>::from(31) - t.lane);
-    let (lane, above) = first_reaching(reversed, need.into(), t.lane);
-    Crossing { bin: Reg::<u32>::from(31) - lane, above }
+    let from_top = Reg::<u32>::from(LOW_BINS - 1) - t.lane;
+    let (lane, above) = first_reaching(hist.at(from_top).load(), need.into(), t.lane);
+    Crossing { bin: Reg::<u32>::from(LOW_BINS - 1) - lane, above }
 }
 
 /// Where a running count from the top down crosses a target, and what surrounds it.

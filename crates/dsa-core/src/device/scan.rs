@@ -32,12 +32,19 @@ impl Thread {
 /// Inclusive sum over the lanes up to this one.
 #[track_caller]
 pub fn warp_inclusive(value: Reg<u32>, lane: Reg<u32>) -> Reg<u32> {
-    let mut sum = value;
+    warp_inclusive_each([value], lane)[0]
+}
+
+/// [`warp_inclusive`] of several values at once: their shuffles overlap.
+#[track_caller]
+pub fn warp_inclusive_each<const N: usize>(values: [Reg<u32>; N], lane: Reg<u32>) -> [Reg<u32>; N] {
+    let mut sums = values;
     for step in [1u32, 2, 4, 8, 16] {
-        let below = shuffle(Shuffle::Up, sum, step);
-        sum = sum + lane.ge(step).select::<u32>(below, 0u32);
+        let below = sums.map(|sum| shuffle(Shuffle::Up, sum, step));
+        let inside = lane.ge(step);
+        sums = std::array::from_fn(|i| sums[i] + inside.select::<u32>(below[i], 0u32));
     }
-    sum
+    sums
 }
 
 /// (exclusive sum over the threads before this one in order, total). Contains one CTA barrier, which also orders the
@@ -64,6 +71,14 @@ pub fn warp_prefix(totals: SharedArray<u32>, t: Thread) -> (Reg<u32>, Reg<u32>) 
     let total = redux(Redux::AddU32, mine.get());
     let before = redux(Redux::AddU32, t.lane.lt(t.warp).select::<u32>(mine.get(), 0u32));
     (before, total)
+}
+
+/// The first half of [`warp_prefix`] alone.
+#[track_caller]
+pub fn warps_before(totals: SharedArray<u32>, t: Thread) -> Reg<u32> {
+    let mine = Var::new(0u32);
+    when(t.lane.lt(t.warp), || mine.set(totals.at(t.lane).load()));
+    redux(Redux::AddU32, mine.get())
 }
 
 /// Sum over every thread of the CTA; one CTA barrier, as [`block_exclusive`].

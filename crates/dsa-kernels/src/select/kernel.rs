@@ -1,6 +1,6 @@
 //! The device code of [`select`](super).
 
-use dsa_core::consts::{KEYS_PER_TOP, TILE};
+use dsa_core::consts::{KEYS_PER_TOP, TILE, TOPK_MULTIPLE};
 use dsa_core::device::scan::{Thread, block_sum};
 use ptx::*;
 
@@ -43,12 +43,12 @@ kernel_args! {
 /// # Errors
 /// Only if the builder's verifier refuses the result, which is a defect here.
 pub fn build(shape: &SelectShape, target: Target) -> Result<Kernel<SelectArgs>, VerifyError> {
-    let bounds = LaunchBounds::threads(shape.threads());
+    let bounds = LaunchBounds { max_registers: shape.registers(), ..LaunchBounds::threads(shape.threads()) };
     let shape = *shape;
     ptx::build::<SelectArgs>(&shape.name(), target, bounds, |p| {
         let t = Thread::current();
         let topk = RowTopk::new(shape.topk, shape.foreign, t);
-        Select { shape, p, topk, t }.emit()
+        Select { shape, p, topk, t, table: SharedArray::new("table", TABLE_ENTRIES) }.emit()
     })
 }
 
@@ -57,6 +57,34 @@ struct Select {
     p: SelectParams,
     topk: RowTopk,
     t: Thread,
+    /// The row's table, if it fits.
+    table: SharedArray<u32>,
+}
+
+/// Entries of a table row that are brought into shared memory: 128k keys of 64-token pages.
+const TABLE_ENTRIES: u32 = 2048;
+
+/// Consecutive slots of the output that a thread fills.
+const SLOTS: u32 = 4;
+const _: () = assert!(TOPK_MULTIPLE.is_multiple_of(SLOTS as usize));
+
+/// Four slots: their ids and the blocks that the table names for them.
+struct Quad {
+    /// The first.
+    slot: Reg<u32>,
+    /// The last round of slots is not everybody's.
+    inside: Option<Pred>,
+    ids: [Var<u32>; SLOTS as usize],
+    blocks: [Var<u32>; SLOTS as usize],
+}
+
+impl Quad {
+    fn when_inside(&self, body: impl FnOnce()) {
+        match self.inside {
+            Some(inside) => when(inside, body),
+            None => body(),
+        }
+    }
 }
 
 impl Select {
@@ -69,20 +97,31 @@ impl Select {
         let length = clamp_length(end.get(), p.length_max);
         when_else(
             length.le(shape.topk),
-            || {
-                self.start();
-                self.take_all(row, request, length);
-            },
+            || self.take_all(row, request, length),
             || {
                 topk.clear();
-                // Its barrier also orders the cleared bins before the counting below.
+                let entries = self.read_table(request, length);
+                // Its barrier also orders the cleared bins before the counting below, and the table before its readers.
                 let first = self.row_start(row, request);
-                self.start();
                 let logits = p.logits.at64(first);
                 let tops = p.tops.at64(first >> KEYS_PER_TOP.trailing_zeros());
-                topk.select(Row { logits, tops, length }).write_ids(topk.ids());
-                sync_threads(); // ORDER: the selected ids, before they are mapped to rows.
-                self.write_row(row, request, Reg::from(shape.topk), |slot| topk.ids().at(slot).load());
+                topk.write_ids(Row { logits, tops, length }, || self.start());
+                let quads = self.quads();
+                for quad in &quads {
+                    quad.when_inside(|| {
+                        let ids = topk.ids().ptr().at(quad.slot).load_vec::<{ SLOTS as usize }>();
+                        quad.ids.iter().zip(ids).for_each(|(id, loaded)| id.set(loaded));
+                    });
+                }
+                when_else(
+                    entries.le(TABLE_ENTRIES),
+                    || self.find_blocks(&quads, |entry| self.table.at(entry).load()),
+                    || {
+                        let table = self.table_row(request);
+                        self.find_blocks(&quads, |entry| table.at(entry).load_as(LoadMode::STREAM).as_u32());
+                    },
+                );
+                self.write_row(row, &quads, Reg::from(shape.topk));
             },
         );
     }
@@ -112,34 +151,98 @@ impl Select {
 
     /// Every key of a short row.
     fn take_all(&self, row: Reg<u32>, request: Reg<u32>, length: Reg<u32>) {
-        self.write_row(row, request, length, |slot| slot);
+        let quads = self.quads();
+        let table = self.table_row(request);
+        for quad in &quads {
+            for (i, (id, block)) in quad.ids.iter().zip(&quad.blocks).enumerate() {
+                let slot = quad.slot + i as u32;
+                id.set(slot);
+                // Slots past the end read nothing: there may be no table entry at all.
+                when(slot.lt(length), || {
+                    let entry = slot >> self.shape.page.trailing_zeros();
+                    block.set(table.at(entry).load_as(LoadMode::STREAM).as_u32());
+                });
+            }
+        }
+        self.start();
+        self.write_row(row, &quads, length);
     }
 
-    /// Maps `id(slot)` for `slot < n` to physical rows; -1 after.
-    fn write_row(&self, row: Reg<u32>, request: Reg<u32>, n: Reg<u32>, id: impl Fn(Reg<u32>) -> Reg<u32>) {
-        let Select { shape, p, t, .. } = self;
-        let page_shift = shape.page.trailing_zeros();
-        let table = p.table.at64(request.mul_wide(p.table_stride));
-        let base = row.mul_wide(shape.topk);
-        let (out, ids) = (p.out.at64(base), p.ids.at64(base));
-        let round = |slot: Reg<u32>| {
-            let physical = Var::new(-1i32);
-            let logical = Var::new(-1i32);
-            when(slot.lt(n), || {
-                let id = id(slot);
-                let block = table.at(id >> page_shift).load_as(LoadMode::STREAM).as_u32();
-                let row = block.mad(p.block_rows, id & (shape.page - 1)).as_i32();
-                physical.set(block.lt(p.blocks).select::<i32>(row, -1i32));
-                logical.set(id.as_i32());
+    /// The request's MLA block ids.
+    fn table_row(&self, request: Reg<u32>) -> Global<i32> {
+        self.p.table.at64(request.mul_wide(self.p.table_stride))
+    }
+
+    /// Brings the table of a row of `length` keys into shared memory, if it fits; returns its entries. A CTA barrier must
+    /// follow.
+    fn read_table(&self, request: Reg<u32>, length: Reg<u32>) -> Reg<u32> {
+        let Select { shape, t, .. } = self;
+        let entries = (length + (shape.page - 1)) >> shape.page.trailing_zeros();
+        when(entries.le(TABLE_ENTRIES), || {
+            let table = self.table_row(request);
+            let rounds = (0..TABLE_ENTRIES).step_by(t.threads as usize);
+            // All loads before the first store, so that they are under way together.
+            let loaded = rounds.map(|start| {
+                let (at, block) = (t.index + start, Var::new(0i32));
+                when(at.lt(entries), || block.set(table.at(at).load_as(LoadMode::STREAM)));
+                (at, block)
             });
-            out.at(slot).store(physical.get());
-            if shape.ids {
-                ids.at(slot).store(logical.get());
+            for (at, block) in loaded.collect::<Vec<_>>() {
+                self.table.at(at).store(block.get().as_u32());
             }
+        });
+        entries
+    }
+
+    /// This thread's slots of the output row.
+    fn quads(&self) -> Vec<Quad> {
+        let Select { shape, t, .. } = self;
+        let all = shape.topk / SLOTS;
+        let quad = |first: u32| {
+            let index = t.index + first;
+            let inside = (first + t.threads > all).then(|| index.lt(all));
+            let vars = || std::array::from_fn(|_| Var::new(0u32));
+            Quad { slot: index * SLOTS, inside, ids: vars(), blocks: vars() }
         };
-        for start in (0..shape.topk).step_by(t.threads as usize) {
-            let slot = t.index + start;
-            if start + t.threads <= shape.topk { round(slot) } else { when(slot.lt(shape.topk), || round(slot)) }
+        (0..all).step_by(t.threads as usize).map(quad).collect()
+    }
+
+    /// The blocks of the slots' ids, by `block(entry)` of the table.
+    fn find_blocks(&self, quads: &[Quad], block: impl Fn(Reg<u32>) -> Reg<u32>) {
+        for quad in quads {
+            quad.when_inside(|| {
+                for (id, found) in quad.ids.iter().zip(&quad.blocks) {
+                    found.set(block(id.get() >> self.shape.page.trailing_zeros()));
+                }
+            });
+        }
+    }
+
+    /// Writes the first `n` slots as physical rows, -1 after, and the count.
+    fn write_row(&self, row: Reg<u32>, quads: &[Quad], n: Reg<u32>) {
+        let Select { shape, p, t, .. } = self;
+        let base = row.mul_wide(shape.topk);
+        let outputs = [Some(p.out.at64(base)), shape.ids.then(|| p.ids.at64(base))];
+        for quad in quads {
+            let (mut rows, mut logical) = (Vec::new(), Vec::new());
+            for (i, (id, block)) in quad.ids.iter().zip(&quad.blocks).enumerate() {
+                let (id, block, taken) = (id.get(), block.get(), (quad.slot + i as u32).lt(n));
+                let physical = block.mad(p.block_rows, id & (shape.page - 1)).as_i32();
+                rows.push((taken & block.lt(p.blocks)).select::<i32>(physical, -1i32));
+                logical.push(taken.select::<i32>(id.as_i32(), -1i32));
+            }
+            quad.when_inside(|| {
+                for (output, values) in outputs.iter().zip([rows, logical]) {
+                    let Some(output) = output else { continue };
+                    let at = output.at(quad.slot);
+                    let values: [Reg<i32>; SLOTS as usize] = values.try_into().expect("four slots");
+                    when_else(
+                        (at.address().low() & 15).eq(0),
+                        || at.store_vec(values),
+                        || (0..SLOTS).for_each(|i| at.offset(i as i32).store(values[i as usize])),
+                    );
+                }
+            });
         }
         when(t.index.eq(0), || p.counts.at(row).store(n.as_i32()));
     }

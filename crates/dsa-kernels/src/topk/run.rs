@@ -1,0 +1,178 @@
+//! The keys that a thread holds in registers, eight at a time, and how they are counted.
+
+use dsa_core::device::keys::{Keys8, both_halves, foreign_keys, order16_x2, sort_halves};
+use dsa_core::device::radix::{BINS, LOW_BINS, LOW_BITS, count};
+use dsa_core::device::scan::Thread;
+use ptx::{Global, Reg, SharedArray, Var, when};
+
+use super::KEYS;
+
+/// Eight consecutive keys and their place: key `i` has index `8 * base + i`. Key 0 is "no key".
+#[derive(Clone, Copy)]
+pub(super) struct Octet {
+    pub(super) base: Var<u32>,
+    pub(super) words: [Var<u32>; 4],
+}
+
+impl Octet {
+    fn load(&self, from: Global<u32>) {
+        for (word, loaded) in self.words.iter().zip(from.load_vec::<4>()) {
+            word.set(loaded);
+        }
+    }
+
+    /// "No key" eight times.
+    fn clear(&self) {
+        self.words.iter().for_each(|word| word.set(0u32));
+    }
+
+    pub(super) fn keys(&self) -> Keys8 {
+        self.words.map(|w| w.get())
+    }
+
+    /// Index of key 0.
+    pub(super) fn first_index(&self) -> Reg<u32> {
+        self.base.get() * KEYS
+    }
+}
+
+/// The CTA's octets: lines of 32, a line's octet `l` in lane `l`, `share` consecutive lines a warp. So loads are coalesced,
+/// and (warp, line, lane) is the order of the indices.
+pub(super) struct Run {
+    octets: Vec<Octet>,
+    /// Lines of a warp, the same in all.
+    share: Var<u32>,
+    t: Thread,
+}
+
+impl Run {
+    /// Room for `octets` lines a warp.
+    pub(super) fn new(octets: u32, t: Thread) -> Run {
+        let octet = || Octet { base: Var::new(0u32), words: std::array::from_fn(|_| Var::new(0u32)) };
+        Run { octets: (0..octets).map(|_| octet()).collect(), share: Var::new(0u32), t }
+    }
+
+    /// Octets of a thread at most.
+    pub(super) fn len(&self) -> usize {
+        self.octets.len()
+    }
+
+    /// Deals `total` octets out in equal shares; returns the rounds that they take.
+    pub(super) fn deal(&self, total: Reg<u32>) -> Reg<u32> {
+        let (warps, most) = (self.t.warps(), self.octets.len() as u32);
+        assert!(warps.is_power_of_two() && most.is_power_of_two(), "shifts divide");
+        let lines = (total + 31) >> 5;
+        self.share.set(((lines + (warps - 1)) >> warps.trailing_zeros()).min(most));
+        (lines + (warps * most - 1)) >> (warps * most).trailing_zeros()
+    }
+
+    /// Octets of one round.
+    pub(super) fn capacity(&self) -> u32 {
+        self.octets.len() as u32 * self.t.threads
+    }
+
+    /// Number of this thread's octet `j` in `round`, among all that were dealt out.
+    pub(super) fn number(&self, round: Reg<u32>, j: usize) -> Reg<u32> {
+        let line = round.mad(self.t.warps(), self.t.warp).mad(self.share.get(), j as u32);
+        line.mad(32u32, self.t.lane)
+    }
+
+    /// Loads this thread's octets among the `total` of a round, 16 bytes each from `from` on.
+    pub(super) fn load(&self, round: Reg<u32>, total: Reg<u32>, from: Global<u32>) {
+        self.each(|j, octet| {
+            let n = self.number(round, j);
+            octet.base.set(n);
+            octet.clear();
+            when(n.lt(total), || octet.load(from.at(n * 4)));
+        });
+    }
+
+    /// As [`load`](Run::load) for the octets of a list.
+    pub(super) fn load_listed(&self, total: Reg<u32>, from: Global<u32>, list: SharedArray<u32>) {
+        self.each(|j, octet| {
+            let n = self.number(Reg::from(0u32), j);
+            octet.clear();
+            when(n.lt(total), || {
+                octet.base.set(list.at(n).load());
+                octet.load(from.at(octet.base.get() * 4));
+            });
+        });
+    }
+
+    /// Makes keys of loaded logits, those of the first `length` of a row.
+    pub(super) fn logits_to_keys(&self, total: Reg<u32>, length: Reg<u32>, foreign: bool) {
+        self.each(|j, octet| {
+            for word in octet.words {
+                word.set(if foreign { foreign_keys(word.get()) } else { order16_x2(word.get()) });
+            }
+            // Only the last vector can reach past the row's end, and there is nothing after it.
+            let n = self.number(Reg::from(0u32), j);
+            when((n + 1).ge(total), || {
+                let valid = n.lt(total).select::<u32>(length - octet.first_index(), 0u32);
+                for (w, word) in octet.words.iter().enumerate() {
+                    let first = 2 * w as u32;
+                    let mask = valid.gt(first).select::<u32>(0xFFFFu32, 0u32)
+                        | valid.gt(first + 1).select::<u32>(0xFFFF_0000u32, 0u32);
+                    word.set(word.get() & mask);
+                }
+            });
+        });
+    }
+
+    /// `body` for each octet in use, in order.
+    pub(super) fn each(&self, mut body: impl FnMut(usize, &Octet)) {
+        for (j, octet) in self.octets.iter().enumerate() {
+            when(self.share.get().gt(j as u32), || body(j, octet));
+        }
+    }
+
+    /// Counts the upper digit of every key ("no key" lands in bin 0, of which no more than is missing counts).
+    pub(super) fn count_high(&self, bins: SharedArray<u32>) {
+        let mask = (BINS - 1) << 2;
+        self.each(|_, octet| {
+            for word in octet.keys() {
+                count(bins.ptr().byte_at((word >> (LOW_BITS - 2)) & mask));
+                count(bins.ptr().byte_at((word >> (16 + LOW_BITS - 2)) & mask));
+            }
+        });
+    }
+
+    /// Counts the lower digit of the keys whose upper digit is `high`, and all others in one more bin: a branch around the
+    /// count would take longer.
+    pub(super) fn count_low(&self, high: Reg<u32>, bins: SharedArray<u32>) {
+        let (value, none) = (both_halves(high << LOW_BITS), both_halves(Reg::from(LOW_BINS)));
+        self.each(|_, octet| {
+            for word in octet.keys() {
+                let digits = (word ^ value).min_u16x2(none) << 2;
+                for digit in [digits & 0xFFFF, digits >> 16] {
+                    count(bins.ptr().byte_at(digit));
+                }
+            }
+        });
+    }
+
+    /// Counts the keys above `low` by their distance from it; the last bin holds all that are further away, and bin 0, of
+    /// which no more than is missing counts, all others that are looked at. Made for octets of which only the largest keys, if any, are above.
+    pub(super) fn count_from(&self, low: Reg<u32>, bins: SharedArray<u32>) {
+        let low = both_halves(low);
+        let limit = both_halves(Reg::from(BINS - 1));
+        let count_two = |word: Reg<u32>| {
+            // Byte offsets of two bins: 4 * (BINS - 1) fits 16 bits.
+            let distance = (word.max_u16x2(low) - low).min_u16x2(limit) << 2;
+            for bin in [distance & 0xFFFF, distance >> 16] {
+                count(bins.ptr().byte_at(bin));
+            }
+        };
+        self.each(|_, octet| {
+            let [first, second, third, fourth] = sort_halves(octet.keys());
+            count_two(first);
+            count_two(second);
+            when(third.max_u16x2(low).ne(low), || {
+                count_two(third);
+                count_two(fourth);
+            });
+        });
+    }
+}
+
+const _: () = assert!((BINS - 1) << 2 < 1 << 16);
