@@ -58,6 +58,12 @@ impl From<kimi_decode::Error> for Failure {
     }
 }
 
+impl From<gpu::Error> for Failure {
+    fn from(error: gpu::Error) -> Self {
+        Failure::unusable(error)
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {

@@ -74,6 +74,60 @@ fn a_step_writes_what_its_parts_write() {
 }
 
 #[test]
+fn ranks_write_what_the_parts_over_ranks_write() {
+    let folder = folder("step-dcp");
+    let path = |name: &str| folder.join(name);
+    let query_file = fixture("mla_query_h6");
+    let query_file = query_file.to_str().unwrap();
+    let rows = Tensors::fixture("index_exact").tensors["row_ends"].1[0].to_string();
+    for (ranks, seed) in [("2", None), ("3", Some("7"))] {
+        let run = index(&fixture("index_exact"), &["--dcp", ranks, "--out", path("index").to_str().unwrap()]);
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        let run = kimi_decode([
+            "query",
+            query_file,
+            "--device",
+            "sim",
+            "--batch",
+            &rows,
+            "--out",
+            path("query").to_str().unwrap(),
+        ]);
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        let out = path("step");
+        let mut args = vec!["--query", query_file, "--dcp", ranks, "--out", out.to_str().unwrap()];
+        args.extend(seed.iter().flat_map(|seed| ["--seed", seed]));
+        let run = step(&fixture("index_exact"), &args);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{}", run.stdout);
+        for text in
+            ["one graph per rank", "exact       every rank's ids", "a device per rank", "MATCH       within the"]
+        {
+            assert!(run.stdout.contains(text), "no {text:?} in\n{}", run.stdout);
+        }
+        let mut parts = Tensors::read(&path("index")).tensors;
+        parts.extend(Tensors::read(&path("query")).tensors);
+        assert_eq!(Tensors::read(&out).tensors, parts, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn ranks_that_cannot_be_are_refused_and_nothing_is_written() {
+    let out = folder("step-dcp-refused").join("out.safetensors");
+    let query_file = fixture("mla_query_h6");
+    for (args, says) in [
+        (&["--dcp", "0"][..], "--dcp: found 0, needed 1..=16 ranks"),
+        (&["--dcp", "4"], "--dcp: found 4, needed a divisor of 6 (metadata heads)"),
+        (&["--dcp", "2", "--late"], "--late"),
+    ] {
+        let fixed = ["--query", query_file.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        let run = step(&fixture("index_exact"), &[&fixed[..], args].concat());
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{args:?}");
+        assert!(run.stderr.contains(says) && run.stderr.lines().count() == 1, "{args:?}: {}", run.stderr);
+    }
+    assert!(!out.exists(), "nothing is written");
+}
+
+#[test]
 fn one_file_may_hold_the_whole_step() {
     let run = changed("step-one-file", &[], |_| {});
     assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{}", run.stdout);

@@ -1,6 +1,6 @@
 //! `query`: the MLA query and KV insert of a step file, checked against its answers.
 
-mod dcp;
+pub mod dcp;
 pub mod rank;
 
 use std::io::Write;

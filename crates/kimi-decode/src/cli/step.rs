@@ -14,12 +14,14 @@ use kimi_decode::step_file::query::QueryFile;
 use kimi_decode::{DecodeLayer, Error, FusedIndexer, IndexerConfig, IndexerScratch};
 use mla_query::MlaShape;
 
-use super::device::{self, DeviceArg};
+use super::device::{self, DevicesArg};
+use super::index::dcp::{Around, DcpAnswer, Sharding};
 use super::index::device_step::{Inputs, StepTime, layer_of, replay_time, score_every_row, scratch_of, shape_of};
-use super::output::{self, Output};
+use super::output::{self, Output, Tensor};
+use super::query::dcp::Ranks;
 use super::query::rank::{Rank, RankAnswer};
 use super::query::{self, CacheArg};
-use super::{Failure, index};
+use super::{Failure, index, ranks};
 
 /// Run a layer's whole step, MLA query, score and select, as one captured sequence, and check it against the file's
 /// expected.* tensors
@@ -36,10 +38,14 @@ pub struct StepArgs {
     /// Run the query beside select, not before the indexer
     #[arg(long)]
     late: bool,
-    /// sim or cuda:N; by default a GPU if one is usable, else the simulator
+    /// Spread heads and contexts over this many ranks, each of which runs its part as one captured sequence
+    #[arg(long, value_name = "W", conflicts_with = "late")]
+    dcp: Option<usize>,
+    /// sim or cuda:N, with --dcp also cuda:N,M,... in turn; by default GPUs if they are usable, else the simulator
     #[arg(long)]
-    device: Option<DeviceArg>,
-    /// Write ids, rows, counts, logits, qc, q and cache to this safetensors file
+    device: Option<DevicesArg>,
+    /// Write ids, rows, counts, logits, qc, q and cache to this safetensors file; with --dcp rows.R and counts.R of each rank
+    /// R, and no logits
     #[arg(long)]
     out: Option<PathBuf>,
     /// Run the simulator with this seed's random schedule and completion times
@@ -49,7 +55,11 @@ pub struct StepArgs {
 
 /// What a step left.
 struct Done {
+    /// Over ranks, of one rank alone, which the ranks are held to.
     index: Answer,
+    spread: Option<DcpAnswer>,
+    /// The query's kernel.
+    kernel: MlaShape,
     query: QueryAnswer,
     dropped: u32,
     time: StepTime,
@@ -71,26 +81,53 @@ pub fn run(args: &StepArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let shape = MlaShape::new(query_file.heads, rows, args.cache.form(), query_file.page_tokens);
     let shape = shape.and_then(|shape| shape.with_qc(true).with_late(args.late)).map_err(Failure::unusable)?;
     let out = args.out.as_ref().map(|out| Output::create(out, &[&args.file, query_path])).transpose()?;
-    let (device, why) = device::open(args.device, args.seed)?;
-    let done = launch(&device, &index_file, &query_file, shape)?;
-    let dot = device.info().target.and_then(check::device_dot);
+    let (devices, why) = match args.dcp {
+        None => {
+            let device = args.device.as_ref().map(DevicesArg::single).transpose()?;
+            let (device, why) = device::open(device, args.seed)?;
+            (vec![device], why)
+        }
+        Some(ranks) => ranks::open(args.device.as_ref(), args.seed, ranks)?,
+    };
+    let done = match args.dcp {
+        None => launch(&devices[0], &index_file, &query_file, shape)?,
+        Some(_) => launch_over_ranks(&devices, &index_file, &query_file, shape)?,
+    };
+    let dot = devices[0].info().target.and_then(check::device_dot);
     let selected = step::select(&index_file.step, &done.index.logits).map_err(Failure::unusable)?;
     let index_checked = check::check(&index_file.step, &done.index, &selected, index_file.expected.as_ref(), dot);
     let query_checked = check_query(&query_file, shape.form(), &done.query);
+    let same = done.spread.as_ref().map_or(Ok(()), |spread| spread.check(&index_file.step, &done.index));
 
-    let tensors = || {
-        let width = index_file.logits_width();
-        let index = output::tensors(&index_file.step, &done.index, width);
-        [&index[..], &query::tensors(&query_file, shape, &done.query)[..]].concat()
+    let tensors = || -> Vec<Tensor<String>> {
+        let named = |(name, dtype, shape, bytes): Tensor<&'static str>| (name.to_string(), dtype, shape, bytes);
+        let mut tensors = match &done.spread {
+            Some(spread) => spread.tensors(&index_file.step),
+            None => {
+                let alone = output::tensors(&index_file.step, &done.index, index_file.logits_width());
+                alone.into_iter().map(named).collect()
+            }
+        };
+        tensors.extend(query::tensors(&query_file, shape, &done.query).into_iter().map(named));
+        tensors
     };
     let written = out.map(|out| out.write(&tensors())).transpose();
     let mut print = || {
         index::print_header(stdout, &args.file, &index_file, &why)?;
         writeln!(stdout, "query       {}: the first {rows} tokens, {} heads", query_path.display(), query_file.heads)?;
-        writeln!(stdout, "kernel      {}: {}", shape.name(), shape.plan())?;
-        let order = if args.late { "score, select, and the query beside it" } else { "query, score, select" };
-        writeln!(stdout, "sequence    one graph: {order}; {} slots past the cache", done.dropped)?;
+        writeln!(stdout, "kernel      {}: {}", done.kernel.name(), done.kernel.plan())?;
+        let order = match (args.dcp, args.late) {
+            (Some(_), _) => "one graph per rank: query, published; score, exchange, merge; the gathered query",
+            (None, true) => "one graph: score, select, and the query beside it",
+            (None, false) => "one graph: query, score, select",
+        };
+        writeln!(stdout, "sequence    {order}; {} slots past the cache", done.dropped)?;
         index::print_rows(stdout, &index_file, &done.index, &selected, done.time)?;
+        match (&done.spread, &same) {
+            (Some(_), Err(difference)) => writeln!(stdout, "MISMATCH    {difference}")?,
+            (Some(spread), Ok(())) => spread.print(stdout)?,
+            (None, _) => {}
+        }
         match &index_checked {
             Ok(report) => index::print_report(stdout, &index_file, report)?,
             Err(mismatch) => writeln!(stdout, "MISMATCH    {mismatch}")?,
@@ -107,6 +144,7 @@ pub fn run(args: &StepArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let printed = print();
     // Whoever reads stdout or does not: the outcome is that of the step.
     written?;
+    same.map_err(|difference| Failure::Mismatch(format!("{}: {difference}", args.file.display())))?;
     index_checked.map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", args.file.display())))?;
     query_checked.map_err(|mismatch| Failure::Mismatch(format!("{}: {mismatch}", query_path.display())))?;
     printed
@@ -157,5 +195,36 @@ fn launch(device: &Device, index: &StepFile, query: &QueryFile, shape: MlaShape)
     };
     let logits = score_every_row(stream, &inputs, step)?;
     let index = Answer { logits, ids, rows, counts };
-    Ok(Done { index, query: QueryAnswer { tokens: step.rows, q_c, query, cache }, dropped, time })
+    let query = QueryAnswer { tokens: step.rows, q_c, query, cache };
+    Ok(Done { index, spread: None, kernel: shape, query, dropped, time })
+}
+
+/// A query's ranks around the indexer's.
+impl Around for Ranks {
+    fn first(&self, rank: usize, stream: &Stream) -> Result<(), Failure> {
+        self.publish(rank, stream)
+    }
+
+    fn last(&self, rank: usize, stream: &Stream) -> Result<(), Failure> {
+        self.gather(rank, stream)
+    }
+}
+
+/// Runs every rank's sequence, and the indexer once more on one rank alone.
+fn launch_over_ranks(
+    devices: &[Device],
+    index: &StepFile,
+    query: &QueryFile,
+    shape: MlaShape,
+) -> Result<Done, Failure> {
+    let (ranks, rows) = (devices.len(), index.step.rows);
+    let sharding = Sharding::new(&index.step, ranks, None, None, None)?;
+    let mailbox = query::dcp::mailbox(query, ranks, rows, shape.is_fp8())?;
+    let own = MlaShape::new(mailbox.heads(), rows, shape.form(), query.page_tokens).map_err(Failure::unusable)?;
+    let queries = Ranks::new(devices, query, own.with_qc(true), mailbox, rows)?;
+    let spread = index::dcp::launch_around(devices, index, sharding, &queries)?;
+    let (kernel, answer, dropped) = queries.answer(query)?;
+    let (alone, _) = index::device_step::run(&devices[0], index, |_| ())?;
+    let time = spread.time;
+    Ok(Done { index: alone, spread: Some(spread), kernel, query: answer, dropped, time })
 }

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use dsa_core::oracle::merge::owned_rows;
 use dsa_core::{DecodeStep, Ownership};
 use dsa_dcp::rendezvous::in_process;
-use gpu::Device;
+use gpu::{Device, Stream};
 use kimi_decode::Transport;
 use kimi_decode::check::Answer;
 use kimi_decode::step_file::StepFile;
@@ -147,6 +147,53 @@ pub fn launch(devices: &[Device], file: &StepFile, sharding: Sharding) -> Result
             _ => StepTime::Device(start.elapsed()),
         };
     }
+    collect(&ranks, file, sharding, transport, time)
+}
+
+/// What a rank enqueues around its part of the step.
+pub trait Around: Sync {
+    /// Before it.
+    fn first(&self, rank: usize, stream: &Stream) -> Result<(), Failure>;
+    /// After it.
+    fn last(&self, rank: usize, stream: &Stream) -> Result<(), Failure>;
+}
+
+/// As [`launch`], with what is `around` the step in the same graph of each rank.
+pub fn launch_around(
+    devices: &[Device],
+    file: &StepFile,
+    sharding: Sharding,
+    around: &impl Around,
+) -> Result<DcpAnswer, Failure> {
+    let sharding = sharding.placed(devices, file.step.rows)?;
+    let members: Vec<_> = in_process(devices.len()).into_iter().map(Arc::new).collect();
+    let ranks = on_every(devices, |rank, device| Rank::new(device, members[rank].clone(), file, sharding))?;
+    let transport = ranks[0].transport()?;
+    if transport != Transport::Push {
+        let needed = "one captured sequence needs ranks that write into each other's memory";
+        return Err(Failure::Unusable(format!("--dcp: {needed}, these ranks gather on the host")));
+    }
+    let capture =
+        |(at, rank): (usize, &Rank)| rank.capture(|stream| around.first(at, stream), |stream| around.last(at, stream));
+    let graphs = ranks.iter().enumerate().map(capture).collect::<Result<Vec<_>, _>>()?;
+    let start = Instant::now();
+    ranks.iter().zip(&graphs).try_for_each(|(rank, graph)| rank.replay(graph))?;
+    ranks.iter().try_for_each(Rank::check)?;
+    let time = match devices[0].info().simulated {
+        true => StepTime::Simulator(start.elapsed()),
+        false => StepTime::Device(start.elapsed()),
+    };
+    collect(&ranks, file, sharding, Some(transport), time)
+}
+
+/// What the ranks' last step left.
+fn collect(
+    ranks: &[Rank],
+    file: &StepFile,
+    sharding: Sharding,
+    transport: Option<Transport>,
+    time: StepTime,
+) -> Result<DcpAnswer, Failure> {
     let own = sharding.own;
     let logits = ranks.iter().map(Rank::logits).collect::<Result<Vec<_>, _>>()?;
     let row = |row: usize| {

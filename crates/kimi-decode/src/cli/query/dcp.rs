@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dsa_dcp::rendezvous::in_process;
 use dsa_dcp::{DcpError, Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox, Rendezvous};
-use gpu::Device;
+use gpu::{Buffer, Device, Stream};
 use kimi_decode::check::query::QueryAnswer;
 use kimi_decode::step_file::query::QueryFile;
 use mla_query::{MlaShape, Publication};
@@ -26,11 +26,101 @@ pub fn mailbox(file: &QueryFile, ranks: usize, tokens: usize, is_fp8: bool) -> R
     MailboxShape::new(ranks, file.heads / ranks, q_heads, tokens, element).map_err(Failure::unusable)
 }
 
-/// Runs the first tokens of the file on every rank. Token t's KV row belongs to rank t modulo ranks; the others get a
-/// negative slot. Also what each rank's kernel was, and the number of slots past the cache.
+/// One rank: its query, and where it gathers.
+struct Member {
+    mailbox: QueryMailbox,
+    own: Rank,
+    gather: Gather,
+    gathered: Buffer<u32>,
+}
+
+/// Every rank of a query step.
+pub struct Ranks {
+    members: Vec<Member>,
+    shape: MlaShape,
+    mailbox: MailboxShape,
+    tokens: usize,
+}
+
+impl Ranks {
+    /// The first tokens of the file on every rank. Token t's KV row belongs to rank t modulo ranks; the others get a negative
+    /// slot.
+    ///
+    /// # Errors
+    /// What a device refuses.
+    pub fn new(
+        devices: &[Device],
+        file: &QueryFile,
+        shape: MlaShape,
+        mailbox: MailboxShape,
+        tokens: usize,
+    ) -> Result<Self, Failure> {
+        let (ranks, heads) = (mailbox.ranks(), mailbox.heads());
+        let members = in_process(ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>);
+        let mailboxes: Vec<QueryMailbox> = std::thread::scope(|scope| {
+            let calls: Vec<_> = members
+                .zip(devices)
+                .map(|(member, device)| scope.spawn(move || QueryMailbox::new(device, member, mailbox)))
+                .collect();
+            // A thread that panicked is a defect here.
+            calls.into_iter().map(|call| call.join().expect("set up without a panic")).collect::<Result<_, DcpError>>()
+        })
+        .map_err(Failure::unusable)?;
+        let multicast = mailboxes.iter().all(QueryMailbox::has_multicast);
+        let shape = shape.with_publication(Publication { mailbox, multicast }).map_err(Failure::unusable)?;
+        let gather = GatherShape::new(mailbox).with_copy(true);
+        let member = |(rank, (device, on)): (usize, (&Device, QueryMailbox))| -> Result<Member, Failure> {
+            let owned = |(token, slot): (usize, &i64)| if token % ranks == rank { *slot } else { -1 };
+            let slots: Vec<i64> = file.slots[..tokens].iter().enumerate().map(owned).collect();
+            let own = Rank::new(device, file, shape, rank * heads..(rank + 1) * heads, &slots);
+            let own = own.map_err(Failure::unusable)?;
+            // Its buffers may be used from another stream.
+            own.stream.synchronize().map_err(Failure::unusable)?;
+            let gathered = device.alloc(tokens * mailbox.token_bytes() / 4).map_err(Failure::unusable)?;
+            let gather = Gather::new(device, gather).map_err(Failure::unusable)?;
+            Ok(Member { mailbox: on, own, gather, gathered })
+        };
+        let members = devices.iter().zip(mailboxes).enumerate().map(member).collect::<Result<Vec<_>, _>>()?;
+        Ok(Ranks { members, shape, mailbox, tokens })
+    }
+
+    /// The publishing kernel of `rank`.
+    pub fn publish(&self, rank: usize, stream: &Stream) -> Result<(), Failure> {
+        let Member { own, mailbox, .. } = &self.members[rank];
+        own.launch_on(stream, Some(mailbox)).map_err(Failure::unusable)
+    }
+
+    /// The gather of `rank`.
+    pub fn gather(&self, rank: usize, stream: &Stream) -> Result<(), Failure> {
+        let Member { mailbox, gather, gathered, .. } = &self.members[rank];
+        let step = GatherStep { tokens: self.tokens, out: Some(gathered.as_view()) };
+        gather.launch(stream, mailbox, &step).map_err(Failure::unusable)
+    }
+
+    /// What the ranks computed, once their streams have done it; also what each rank's kernel was, and the number of slots past
+    /// the cache.
+    ///
+    /// # Errors
+    /// A rank that was late; ranks that did not all gather the same, as a mismatch.
+    pub fn answer(&self, file: &QueryFile) -> Result<(MlaShape, QueryAnswer, u32), Failure> {
+        let mut answers = Vec::new();
+        for Member { mailbox, own, gathered, .. } in &self.members {
+            mailbox.check(&own.stream).map_err(Failure::unusable)?;
+            let words = gathered.copy_to_vec(&own.stream).map_err(Failure::unusable)?;
+            answers.push((own.answer().map_err(Failure::unusable)?, published(&self.mailbox, &words)));
+        }
+        agree(file, &answers)?;
+        let dropped = answers.iter().map(|(own, _)| own.dropped).sum();
+        let cache = merged(file.cache_fill, &answers);
+        let (first, query) = answers.swap_remove(0);
+        Ok((self.shape, QueryAnswer { tokens: self.tokens, q_c: first.q_c, query, cache }, dropped))
+    }
+}
+
+/// Runs the first tokens of the file on every rank.
 ///
 /// # Errors
-/// What a device refuses; ranks that did not all gather the same, as a mismatch.
+/// As [`Ranks::new`] and [`Ranks::answer`].
 pub fn launch(
     devices: &[Device],
     file: &QueryFile,
@@ -38,49 +128,12 @@ pub fn launch(
     mailbox: MailboxShape,
     tokens: usize,
 ) -> Result<(MlaShape, QueryAnswer, u32), Failure> {
-    let (ranks, heads) = (mailbox.ranks(), mailbox.heads());
-    let members = in_process(ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>);
-    let mailboxes: Vec<QueryMailbox> = std::thread::scope(|scope| {
-        let calls: Vec<_> = members
-            .zip(devices)
-            .map(|(member, device)| scope.spawn(move || QueryMailbox::new(device, member, mailbox)))
-            .collect();
-        // A thread that panicked is a defect here.
-        calls.into_iter().map(|call| call.join().expect("set up without a panic")).collect::<Result<_, DcpError>>()
-    })
-    .map_err(Failure::unusable)?;
-    let multicast = mailboxes.iter().all(QueryMailbox::has_multicast);
-    let shape = shape.with_publication(Publication { mailbox, multicast }).map_err(Failure::unusable)?;
-    let gather_shape = GatherShape::new(mailbox).with_copy(true);
-    let mut running = Vec::new();
-    for (rank, device) in devices.iter().enumerate() {
-        let owned = |(token, slot): (usize, &i64)| if token % ranks == rank { *slot } else { -1 };
-        let slots: Vec<i64> = file.slots[..tokens].iter().enumerate().map(owned).collect();
-        let own =
-            Rank::new(device, file, shape, rank * heads..(rank + 1) * heads, &slots).map_err(Failure::unusable)?;
-        let gather = Gather::new(device, gather_shape).map_err(Failure::unusable)?;
-        let gathered = device.alloc::<u32>(tokens * mailbox.token_bytes() / 4).map_err(Failure::unusable)?;
-        running.push((own, gather, gathered));
-    }
+    let ranks = Ranks::new(devices, file, shape, mailbox, tokens)?;
+    let streams = || ranks.members.iter().map(|member| &member.own.stream).enumerate();
     // All queries first: ranks that share a GPU may share its launch queues.
-    for ((own, ..), mailbox) in running.iter().zip(&mailboxes) {
-        own.launch(Some(mailbox)).map_err(Failure::unusable)?;
-    }
-    for ((own, gather, gathered), mailbox) in running.iter().zip(&mailboxes) {
-        let step = GatherStep { tokens, out: Some(gathered.as_view()) };
-        gather.launch(&own.stream, mailbox, &step).map_err(Failure::unusable)?;
-    }
-    let mut answers = Vec::new();
-    for ((own, _, gathered), on) in running.iter().zip(&mailboxes) {
-        on.check(&own.stream).map_err(Failure::unusable)?;
-        let words = gathered.copy_to_vec(&own.stream).map_err(Failure::unusable)?;
-        answers.push((own.answer().map_err(Failure::unusable)?, published(&mailbox, &words)));
-    }
-    agree(file, &answers)?;
-    let dropped = answers.iter().map(|(own, _)| own.dropped).sum();
-    let cache = merged(file.cache_fill, &answers);
-    let (first, query) = answers.swap_remove(0);
-    Ok((shape, QueryAnswer { tokens, q_c: first.q_c, query, cache }, dropped))
+    streams().try_for_each(|(rank, stream)| ranks.publish(rank, stream))?;
+    streams().try_for_each(|(rank, stream)| ranks.gather(rank, stream))?;
+    ranks.answer(file)
 }
 
 /// The published rows of a copied box, without its padding.

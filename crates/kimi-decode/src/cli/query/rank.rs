@@ -82,7 +82,12 @@ impl Rank {
 
     /// Launches the step.
     pub fn launch(&self, mailbox: Option<&QueryMailbox>) -> Result<(), MlaError> {
-        self.query.launch(&self.stream, &self.step(mailbox))
+        self.launch_on(&self.stream, mailbox)
+    }
+
+    /// As [`launch`](Rank::launch) on another stream, which must come after what the rank's own stream has done.
+    pub fn launch_on(&self, stream: &Stream, mailbox: Option<&QueryMailbox>) -> Result<(), MlaError> {
+        self.query.launch(stream, &self.step(mailbox))
     }
 
     /// The kernel.

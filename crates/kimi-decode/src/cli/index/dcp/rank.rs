@@ -119,10 +119,23 @@ impl Rank {
         Ok([read(ids)?, read(&selected.rows)?, read(&selected.counts)?])
     }
 
-    fn capture(&self) -> Result<Graph, Failure> {
+    /// The step as a graph, between what `first` and `last` enqueue.
+    pub fn capture(
+        &self,
+        first: impl FnOnce(&Stream) -> Result<(), Failure>,
+        last: impl FnOnce(&Stream) -> Result<(), Failure>,
+    ) -> Result<Graph, Failure> {
         let step = self.step()?;
-        let captured = Graph::capture_with(&self.stream, |stream| self.indexer.run_exchange(stream, &step).map(drop));
-        Ok(captured?)
+        Graph::capture_with(&self.stream, |stream| {
+            first(stream)?;
+            self.indexer.run_exchange(stream, &step)?;
+            last(stream)
+        })
+    }
+
+    /// Launches a graph on the rank's stream.
+    pub fn replay(&self, graph: &Graph) -> Result<(), Failure> {
+        graph.launch(&self.stream).map_err(Failure::unusable)
     }
 }
 
@@ -130,7 +143,8 @@ impl Rank {
 /// are part of it.
 pub fn replay_time(ranks: &[Rank]) -> Result<Duration, Failure> {
     const REPLAYS: usize = 21;
-    let graphs = ranks.iter().map(Rank::capture).collect::<Result<Vec<_>, _>>()?;
+    let capture = |rank: &Rank| rank.capture(|_| Ok(()), |_| Ok(()));
+    let graphs = ranks.iter().map(capture).collect::<Result<Vec<_>, _>>()?;
     let stream = &ranks[0].stream;
     let replay = || -> Result<f32, gpu::Error> {
         let (start, end) = (stream.device().event()?, stream.device().event()?);
