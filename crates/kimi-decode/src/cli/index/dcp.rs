@@ -181,7 +181,7 @@ pub fn launch_around(
     ranks.iter().try_for_each(Rank::check)?;
     let time = match devices[0].info().simulated {
         true => StepTime::Simulator(start.elapsed()),
-        false => StepTime::Device(start.elapsed()),
+        false => StepTime::Device(rank::replay_time_of(&ranks, &graphs)?),
     };
     collect(&ranks, file, sharding, Some(transport), time)
 }

@@ -142,9 +142,13 @@ impl Rank {
 /// The median time on rank 0 of a few replays of the captured step, launched rank by rank: the launches of the other ranks
 /// are part of it.
 pub fn replay_time(ranks: &[Rank]) -> Result<Duration, Failure> {
-    const REPLAYS: usize = 21;
     let capture = |rank: &Rank| rank.capture(|_| Ok(()), |_| Ok(()));
-    let graphs = ranks.iter().map(capture).collect::<Result<Vec<_>, _>>()?;
+    replay_time_of(ranks, &ranks.iter().map(capture).collect::<Result<Vec<_>, _>>()?)
+}
+
+/// As [`replay_time`], of each rank's graph.
+pub fn replay_time_of(ranks: &[Rank], graphs: &[Graph]) -> Result<Duration, Failure> {
+    const REPLAYS: usize = 21;
     let stream = &ranks[0].stream;
     let replay = || -> Result<f32, gpu::Error> {
         let (start, end) = (stream.device().event()?, stream.device().event()?);
