@@ -2,7 +2,6 @@
 //!
 //! Each has its host form in [`crate::numerics`] or a one-line definition in its doc, and tests that run both.
 
-pub mod divide;
 pub mod keys;
 pub mod ownership;
 pub mod radix;

@@ -39,6 +39,7 @@ mod builder;
 mod cluster;
 mod control;
 mod convert;
+mod divide;
 mod kernel;
 mod memory;
 mod mma;

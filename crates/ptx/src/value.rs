@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops;
 
 use crate::builder::{emit, fresh};
+use crate::divide;
 use crate::op::{Bin, Cmp, Cvt, DivMode, Logic, Math, Op, Operand, RegId, Un};
 use crate::ty::{Bf16, Class, Int, Num, Scalar, Ty};
 
@@ -125,7 +126,7 @@ fn fold<T: Scalar>(op: Bin, a: Operand, b: Operand) -> Option<u64> {
 }
 
 #[track_caller]
-fn bin<T: Scalar>(op: Bin, a: Operand, b: Operand) -> Reg<T> {
+pub(crate) fn bin<T: Scalar>(op: Bin, a: Operand, b: Operand) -> Reg<T> {
     if let Some(v) = fold::<T>(op, a, b) {
         return Reg::from_operand(Operand::Imm(v));
     }
@@ -144,7 +145,31 @@ macro_rules! operator {
 operator! {
     Add add Num Add; Sub sub Num Sub; Mul mul Num Mul;
     BitAnd bitand Int And; BitOr bitor Int Or; BitXor bitxor Int Xor;
-    Div div Int Div; Rem rem Int Rem;
+}
+
+impl<T: Int, R: Into<Reg<T>>> ops::Div<R> for Reg<T> {
+    type Output = Reg<T>;
+    /// Shifts and multiplications for an unsigned 32-bit number and a constant.
+    #[track_caller]
+    fn div(self, rhs: R) -> Reg<T> {
+        let (a, b) = (self.operand, rhs.into().operand);
+        match divide::quotient(a, b) {
+            Some(quotient) => quotient,
+            None => bin(Bin::Div, a, b),
+        }
+    }
+}
+impl<T: Int, R: Into<Reg<T>>> ops::Rem<R> for Reg<T> {
+    type Output = Reg<T>;
+    /// As division.
+    #[track_caller]
+    fn rem(self, rhs: R) -> Reg<T> {
+        let (a, b) = (self.operand, rhs.into().operand);
+        match divide::rest(a, b) {
+            Some(rest) => rest,
+            None => bin(Bin::Rem, a, b),
+        }
+    }
 }
 
 impl<T: Int, R: Into<Reg<u32>>> ops::Shl<R> for Reg<T> {

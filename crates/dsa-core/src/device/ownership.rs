@@ -2,7 +2,6 @@
 
 use ptx::Reg;
 
-use super::divide::{divide, divide_rest};
 use crate::ownership::Ownership;
 
 fn shift(own: Ownership) -> u32 {
@@ -16,13 +15,13 @@ fn within(own: Ownership) -> u32 {
 /// [`Ownership::rank_of`].
 #[track_caller]
 pub fn rank_of(own: Ownership, global: Reg<u32>) -> Reg<u32> {
-    divide_rest(global >> shift(own), own.ranks() as u32).1
+    (global >> shift(own)) % own.ranks() as u32
 }
 
 /// [`Ownership::local_of`].
 #[track_caller]
 pub fn local_of(own: Ownership, global: Reg<u32>) -> Reg<u32> {
-    let round = divide(global >> shift(own), own.ranks() as u32);
+    let round = (global >> shift(own)) / own.ranks() as u32;
     (round << shift(own)) | (global & within(own))
 }
 
@@ -38,7 +37,8 @@ pub fn global_of(own: Ownership, rank: Reg<u32>, local: Reg<u32>) -> Reg<u32> {
 pub fn local_end(own: Ownership, rank: Reg<u32>, global_end: Reg<i32>) -> Reg<u32> {
     let (interleave, ranks) = (own.interleave() as u32, own.ranks() as u32);
     let end = global_end.max(0).as_u32();
-    let (rounds, rest) = divide_rest(end, interleave * ranks);
+    let rounds = end / (interleave * ranks);
+    let rest = end - rounds * (interleave * ranks);
     let before = rank * interleave;
     rounds * interleave + (rest.max(before) - before).min(interleave)
 }

@@ -1,7 +1,6 @@
 //! Words and lists that an all-gather has brought, laid out by [`gathered`](crate::gathered): nothing is polled, and the
 //! lists of all ranks are there already.
 
-use dsa_core::device::divide::divide_rest;
 use ptx::*;
 
 use super::kernel::Merge;
@@ -14,7 +13,7 @@ impl Merge {
         wait_for_dependencies();
         let vectors = self.row_words() / 4;
         for_range(t.index, self.ranks() * vectors, t.threads, |i| {
-            let (rank, vector) = divide_rest(i, vectors);
+            let (rank, vector) = (i / vectors, i % vectors);
             let words = self.part(rank).at64(row.mul_wide(self.row_words())).at(vector * 4).load_vec::<4>();
             smem.words.at(i * 4).store_vec(words);
             // The last vectors of a rank are planes.
@@ -37,7 +36,7 @@ impl Merge {
         sync_threads(); // ORDER: the owners and this rank's list, before every warp reads them.
         if let Some(lists) = smem.lists {
             for_range(t.index, mask.popc() * vectors, t.threads, |i| {
-                let (slot, vector) = divide_rest(i, vectors);
+                let (slot, vector) = (i / vectors, i % vectors);
                 let from = self.gathered_list(smem.owner.at(slot).load());
                 lists.at(i * 4).store_vec(from.at(vector * 4).load_vec::<4>());
             });

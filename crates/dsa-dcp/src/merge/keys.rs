@@ -1,6 +1,5 @@
 //! The candidates of a row in their total order, and the radix select of the K-th.
 
-use dsa_core::device::divide::divide_rest;
 use dsa_core::device::keys::lowest_bit;
 use dsa_core::device::ownership::global_of;
 use dsa_core::device::radix::{WARP_BINS, WARP_DIGIT_BITS, count, find_topdown_in_warp};
@@ -112,7 +111,8 @@ impl Merge {
                 .map(|i| {
                     let index = first + i * t.threads;
                     let live = if whole { Pred::constant(true) } else { index.lt(total) };
-                    let (rank, pair) = divide_rest(clamped(index), per_rank);
+                    let index = clamped(index);
+                    let (rank, pair) = (index / per_rank, index % per_rank);
                     let asked = live & ((saturated.mask >> rank) & 1).eq(0);
                     (asked, self.row_of(rank).at(pair * 2).load_vec::<2>())
                 })
@@ -121,7 +121,8 @@ impl Merge {
                 .flat_map(|(asked, words)| words.map(|word| (asked & word.ne(0), word >> 16)))
                 .collect();
             let gid = |i: Reg<u32>| {
-                let (rank, pair) = divide_rest(clamped(first + (i >> 1) * t.threads), per_rank);
+                let index = clamped(first + (i >> 1) * t.threads);
+                let (rank, pair) = (index / per_rank, index % per_rank);
                 let (row, j) = (self.row_of(rank), pair * 2 + (i & 1));
                 global_of(own, rank, self.local_of_word(row, n.into(), j, row.at(j).load()))
             };
@@ -129,7 +130,7 @@ impl Merge {
         });
         let k = self.k();
         for_range(t.index, saturated.count * k, t.threads, |i| {
-            let (slot, j) = divide_rest(i, k);
+            let (slot, j) = (i / k, i % k);
             let word = self.list_word(slot, j);
             let gid = |_: Reg<u32>| {
                 let high = (self.list_word(slot, (j >> 5) + k) >> (j & 31)) & 1;
@@ -288,7 +289,7 @@ impl Merge {
         when(mask.get().ne(0), || {
             for_range(t.index, self.ranks() * n, t.threads, |i| {
                 // A warp's lanes have words of one rank.
-                let (rank, j) = divide_rest(i, n);
+                let (rank, j) = (i / n, i % n);
                 let hides_none = !all(precedes(rank, j));
                 when(hides_none & t.lane.eq(0), || {
                     self.smem.unsaturated.at(rank).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), 1u32);

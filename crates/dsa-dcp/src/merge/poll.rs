@@ -1,6 +1,5 @@
 //! Waiting for the words of a row, and noting who is late.
 
-use dsa_core::device::divide::{divide, divide_rest};
 use dsa_core::layout::ll_slot::PAIR_BYTES;
 use ptx::*;
 
@@ -36,7 +35,7 @@ impl Merge {
             // Beyond the end the last pair once more, so that warps stay whole.
             let clamped = |i: usize| index(i).min(total - 1);
             let poll = |i: usize| {
-                let (rank, pair) = divide_rest(clamped(i), pairs);
+                let (rank, pair) = (clamped(i) / pairs, clamped(i) % pairs);
                 let slot = (first_rank + rank).mad_wide(p.slot_rows, row.to_u64());
                 let at = p.memory.byte_at(slot * (pairs * PAIR_BYTES as u32)).at(pair * 2);
                 Poll { at, words: [(); 2].map(|()| Var::new(0u32)) }
@@ -57,9 +56,11 @@ impl Merge {
                 l.break_if(all(ready));
                 let expired = any((globaltimer() - start).gt(p.timeout_ns));
                 when(expired, || {
-                    let missing = here.iter().enumerate().rev().fold(Reg::<u32>::from(0), |rank, (i, here)| {
-                        here.select::<u32>(rank, divide(clamped(i), pairs))
-                    });
+                    let missing = here
+                        .iter()
+                        .enumerate()
+                        .rev()
+                        .fold(Reg::<u32>::from(0), |rank, (i, here)| here.select::<u32>(rank, clamped(i) / pairs));
                     self.note_late(LATE_WORDS, !ready, missing, epoch);
                 });
                 l.break_if(expired);
@@ -70,7 +71,7 @@ impl Merge {
                     smem.words.ptr().at(index(i) * 2).store_vec(words);
                 });
                 // The last pairs of a rank are planes.
-                let holds_keys = index(i).lt(total) & divide_rest(index(i), pairs).1.lt(self.n() / 2);
+                let holds_keys = index(i).lt(total) & (index(i) % pairs).lt(self.n() / 2);
                 words.into_iter().for_each(|word| self.count_upper_of(holds_keys & word.ne(0), word >> 16));
             }
         });

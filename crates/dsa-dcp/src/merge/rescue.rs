@@ -1,7 +1,6 @@
 //! Round 2: saturated ranks push the first K keys of their row, and everybody waits for them.
 
 use dsa_core::consts::KEYS_PER_TOP;
-use dsa_core::device::divide::divide_rest;
 use dsa_kernels::rows::clamp_length;
 use dsa_kernels::topk::Row;
 use ptx::*;
@@ -71,7 +70,7 @@ impl Merge {
         let words = self.list_words();
         let at = row.mad(self.slots(), self.slot_of(mask, p.rank)).mul_wide(words);
         for_range(t.index, self.ranks() * (words / 4), t.threads, |i| {
-            let (peer, vector) = divide_rest(i, words / 4);
+            let (peer, vector) = (i / (words / 4), i % (words / 4));
             let list = self.peer(peer).byte_at(p.rescue_at).cast::<u32>().at64(at);
             let values = topk.b_row().ptr().at(vector * 4).load_vec::<4>();
             list.at(vector * 4).store_vec_as(Sem::Relaxed(Scope::Sys), values);

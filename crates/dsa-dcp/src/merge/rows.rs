@@ -4,7 +4,6 @@
 //! of these two runs the selected keys keep their order, so a key's place is the number of selected keys before it in its
 //! run and, found by bisection, in the other.
 
-use dsa_core::device::divide::divide;
 use dsa_core::device::ownership::global_of;
 use dsa_core::device::scan::block_exclusive;
 use ptx::*;
@@ -27,7 +26,7 @@ impl Merge {
 
     /// This row's part of the MLA table.
     fn table(&self) -> Global<i32> {
-        self.p.table.at64(divide(self.row, self.shape.q()).mul_wide(self.p.table_stride))
+        self.p.table.at64((self.row / self.shape.q()).mul_wide(self.p.table_stride))
     }
 
     /// The MLA block of a local index.
