@@ -494,9 +494,13 @@ fn select_must_not_read_past_its_tops() {
 fn select_must_not_write_past_its_row() {
     // The last 352 threads have no slots. What follows an output may be another one, which then is raced for.
     let rows = Rows::new(640, vec![LogitPattern::Gaussian.row(1, 700)]);
-    check_select_mutant(&rows, in_select(&[Kind::OutOfBounds, Kind::Uninitialized, Kind::DataRace], Orders::Every), |m| {
-        m.decide(SELECT, ("fn quads", "index.lt(all)"), true);
-    });
+    check_select_mutant(
+        &rows,
+        in_select(&[Kind::OutOfBounds, Kind::Uninitialized, Kind::DataRace], Orders::Every),
+        |m| {
+            m.decide(SELECT, ("fn quads", "index.lt(all)"), true);
+        },
+    );
 }
 
 #[test]
