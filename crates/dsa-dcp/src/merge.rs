@@ -73,6 +73,8 @@ const LIST_WORDS_SHARED_MAX: usize = 8192;
 
 /// Polls of a thread at a time that two CTAs' registers allow.
 const POLLS_OF_TWO_CTAS: u32 = 5;
+/// Keys of a list per thread that they allow.
+const KEYS_OF_TWO_CTAS: u32 = 4;
 
 /// Shared memory of one CTA.
 fn shared_bytes_max() -> usize {
@@ -181,10 +183,12 @@ impl MergeShape {
         512
     }
 
-    /// CTAs that share a multiprocessor: two, unless one thread's polls take the registers of both, or the ids the memory.
+    /// CTAs that share a multiprocessor: two, unless one thread's polls, or the keys of its list, take the registers of both,
+    /// or the ids the memory.
     pub(crate) fn ctas(&self) -> u32 {
         let pairs = (self.exchange.ranks() * self.exchange.slots().pairs()) as u32;
-        let few_registers = poll::polls(pairs, self.threads()) <= POLLS_OF_TWO_CTAS;
+        let few_registers = poll::polls(pairs, self.threads()) <= POLLS_OF_TWO_CTAS
+            && self.exchange.topk() as u32 <= KEYS_OF_TWO_CTAS * self.threads();
         if few_registers && 2 * self.shared_bytes() <= shared_bytes_max() { 2 } else { 1 }
     }
 
