@@ -20,18 +20,24 @@
 //!
 //! # Decomposition
 //! Persistent, one CTA per multiprocessor. The pages of all requests, in order, are cut into equal ranges, one per CTA,
-//! so each page is read once per step whatever the lengths. A producer warp copies pages into a ring of
-//! shared-memory stages; two to four consumer warpgroups take pages in turn: one m64 x (32 q) product, then the sums.
+//! so each page is read once per step whatever the lengths. A producer warp copies pages into a ring of shared-memory
+//! stages. Four consumer warpgroups score them: with up to four rows a request, each takes every fourth page; with more, each
+//! has one half of the rows and takes every second page. Per page one m64 x (32 rows) product, then the sums, then one warp of
+//! the group stores the page's finished rows, a lane eight keys of a row and their top.
 //!
 //! # Synchronisation
 //! `page_full[s]` (tensor copy -> consumers) and `page_empty[s]` (consumers' reads -> next copy) per stage;
-//! `query_full` / `query_empty` likewise for the two query slots, whose row ends, weights and output offsets the
-//! producer writes with ordinary stores before it arrives. Row ends and tables are step metadata and are read before the
-//! dependency wait; queries, keys and weights after it.
+//! `query_full` / `query_empty` likewise for the two query slots, whose row ends and weights the
+//! producer writes with ordinary stores before it arrives. A named barrier a group (staged rows -> the storing warp). Row
+//! ends and tables are step metadata and are read before the dependency wait; queries, keys and weights after it.
 //!
 //! # Bound
-//! Memory: [`cost`] bytes over bandwidth up to q = 4; at q = 8 the tensor core takes about as long.
+//! Memory: [`cost`] bytes over bandwidth up to q = 4. Beyond, the schedulers: on an H200 a page takes the cycles of its product
+//! (64 q) and those of its instructions (about 80, and 20 a row, for each group that takes the page) one after the other, since
+//! FP8 products leave the register file little bandwidth. Sustained, the power limit lowers the clock before either.
 
+mod consume;
+mod head_sum;
 mod kernel;
 mod launch;
 mod schedule;
@@ -109,19 +115,29 @@ impl ScoreShape {
         format!("score_keys_fp8_q{}_{form}_{scale}", self.q)
     }
 
-    /// Consumer warpgroups: as many as the registers of `q` rows allow, so that the products of some hide the sums of
-    /// others.
-    pub(crate) fn groups(&self) -> u32 {
-        match self.q {
-            1..=2 => 4,
-            3..=4 => 3,
-            _ => 2,
-        }
+    /// Parts that the rows are cut into; a consumer group has one of them, at most [`PART_ROWS_MAX`] rows.
+    pub(crate) fn parts(&self) -> u32 {
+        self.q.div_ceil(PART_ROWS_MAX)
+    }
+
+    /// Rows of a part; the last may have fewer.
+    pub(crate) fn part_rows(&self) -> u32 {
+        self.q.div_ceil(self.parts())
+    }
+
+    /// Teams of groups that take pages in turn: one group for each part.
+    pub(crate) fn teams(&self) -> u32 {
+        GROUPS / self.parts()
+    }
+
+    /// Shared memory for a group's finished rows of one page.
+    fn staged_bytes(&self) -> u32 {
+        self.part_rows() * kernel::STAGED_ROW_BYTES
     }
 
     /// Threads of a CTA: the consumer warpgroups and the producer warp.
     pub fn threads(&self) -> u32 {
-        128 * self.groups() + 32
+        128 * GROUPS + 32
     }
 
     /// Every specialisation that a deployment can ask for at the given top-k values.
@@ -209,21 +225,25 @@ pub fn cost(shape: &ScoreShape, lengths: &[usize]) -> Cost {
 
 /// Shared-memory stages of one page that fit beside the rest.
 ///
-/// A multiple of the consumer groups: then each stage has one consumer for good. Otherwise the group that takes a stage's
-/// next page could look at its barrier while the copy before is still under way (copies may land in any order), and a
-/// parity cannot tell a phase from the one two before it.
+/// A multiple of the teams: then each stage has one team for good. Otherwise the groups that take a stage's next page could
+/// look at its barrier while the copy before is still under way (copies may land in any order), and a parity cannot tell a
+/// phase from the one two before it.
 pub(crate) fn stages(shape: &ScoreShape, target: Target) -> u32 {
     let q = shape.q;
     let query = 2 * q * (HEADS * DIM) as u32;
-    let weights = 2 * q * (HEADS * 4) as u32;
+    let weights = 2 * q * (HEADS * 2) as u32;
     let start = 4 * (REQUESTS_MAX as u32 + 1);
-    let staged = 2 * shape.groups() * q * 160;
+    let staged = 2 * GROUPS * shape.staged_bytes();
     let other = 1024 /* alignment */ + 1024 /* barriers, row ends */ + staged;
     let fit = (target.shared_bytes_max() - query - weights - start - other) / STAGE_BYTES;
     let stages = fit.min(STAGES_MAX);
-    stages - stages % shape.groups()
+    stages - stages % shape.teams()
 }
 
+/// Consumer warpgroups: four warps a scheduler, so that sums hide behind other groups' products and each other's latency.
+pub(crate) const GROUPS: u32 = 4;
+/// Rows whose accumulators and weights fit the 96 registers a thread that so many groups leave.
+const PART_ROWS_MAX: u32 = 4;
 /// A stage is one page, padded to the 1024 bytes of the swizzle's period.
 pub(crate) const STAGE_BYTES: u32 = (fp8_page::BYTES as u32).next_multiple_of(1024);
 /// More stages do not raise the bandwidth, and keep the next kernel's CTAs from starting beside this one's.
@@ -236,10 +256,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_stage_has_one_consumer_group_for_good() {
+    fn each_stage_has_one_team_for_good() {
         for shape in ScoreShape::all(&[512, 2048]) {
             let stages = stages(&shape, Target::Sm90a);
-            assert!(stages >= shape.groups() && stages.is_multiple_of(shape.groups()), "{}: {stages}", shape.name());
+            assert!(stages >= shape.teams() && stages.is_multiple_of(shape.teams()), "{}: {stages}", shape.name());
         }
     }
 

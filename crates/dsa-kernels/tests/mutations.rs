@@ -18,6 +18,7 @@ use ptx::op::{Bin, Cmp, Op, Operand, Space};
 use ptx::{Kernel, Target};
 
 const SCORE: Source = Source { path: "score/kernel.rs", text: include_str!("../src/score/kernel.rs") };
+const CONSUME: Source = Source { path: "score/consume.rs", text: include_str!("../src/score/consume.rs") };
 const SCHEDULE: Source = Source { path: "score/schedule.rs", text: include_str!("../src/score/schedule.rs") };
 const SELECT: Source = Source { path: "select/kernel.rs", text: include_str!("../src/select/kernel.rs") };
 const RUN: Source = Source { path: "topk/run.rs", text: include_str!("../src/topk/run.rs") };
@@ -47,6 +48,14 @@ fn score_step() -> DecodeStep {
 /// One long row: a few pages, one item.
 fn small_score_step() -> DecodeStep {
     StepSpec::new(7, 1, 128, &[300]).build().unwrap()
+}
+
+/// Rows enough for two parts: each page has two groups, which store its rows while they multiply their next page.
+fn wide_score_step() -> DecodeStep {
+    let ends: Vec<i32> =
+        [900, 0, 129, 300, 140, 700].into_iter().flat_map(|end| (0..5).map(move |i| end - i)).collect();
+    let spec = StepSpec { contents: Contents::Gaussian, ..StepSpec::new(9, 5, 128, &ends) };
+    StepSpec { context_len_max: 900, table_gap: 0, ..spec }.build().unwrap()
 }
 
 fn score_shape(step: &DecodeStep) -> ScoreShape {
@@ -87,57 +96,66 @@ fn check_score_mutant(step: &DecodeStep, expected: Expected<'_>, mutate: impl Fn
 }
 
 fn in_score<'a>(kinds: &'a [Kind], orders: Orders) -> Expected<'a> {
-    Expected { kinds, files: &["score/kernel.rs"], orders }
+    Expected { kinds, files: &["score/kernel.rs", "score/consume.rs", "score/head_sum.rs"], orders }
 }
 
-/// Drops the instructions of a line of score, in every order.
+/// Breaks what the consumers do, with the rows in one part and in two.
 #[track_caller]
-fn score_needs(kinds: &[Kind], place: (&str, &str), which: impl Fn(&Op) -> bool) {
-    check_score_mutant(&score_step(), in_score(kinds, Orders::Every), |m| m.drop(SCORE, place, which));
+fn check_consumer_mutant(expected: Expected<'_>, mutate: impl Fn(&mut Mutant)) {
+    for step in [score_step(), wide_score_step()] {
+        check_score_mutant(&step, expected, &mutate);
+    }
+}
+
+/// Drops the instructions of a line of the consumers, in every order.
+#[track_caller]
+fn consumers_need(kinds: &[Kind], place: (&str, &str), which: impl Fn(&Op) -> bool) {
+    check_consumer_mutant(in_score(kinds, Orders::Every), |m| m.drop(CONSUME, place, &which));
 }
 
 #[test]
 fn score_as_it_is_passes_in_every_mutation_order() {
-    let step = score_step();
-    let kernel = score::build(&score_shape(&step), Target::Sm90a).unwrap();
-    let want = {
-        let device = Device::simulated(SimConfig::default());
-        run_score(&Inputs::new(&device, &step), &step, &score_kernel(&device, &step, compact(&step)))
-    };
-    for config in orders(4) {
-        let end = run_mutant(SimConfig { sms: 1, ..config }, &step, &kernel, &want);
-        assert!(matches!(end, End::Finished { right: true }), "{end:?}");
+    for step in [score_step(), wide_score_step()] {
+        let kernel = score::build(&score_shape(&step), Target::Sm90a).unwrap();
+        let want = {
+            let device = Device::simulated(SimConfig::default());
+            run_score(&Inputs::new(&device, &step), &step, &score_kernel(&device, &step, compact(&step)))
+        };
+        for config in orders(4) {
+            let end = run_mutant(SimConfig { sms: 1, ..config }, &step, &kernel, &want);
+            assert!(matches!(end, End::Finished { right: true }), "{end:?}");
+        }
     }
 }
 
 #[test]
 fn score_needs_its_wgmma_wait() {
     let is_wait = |op: &Op| matches!(op, Op::WgmmaWait { .. });
-    score_needs(&[Kind::ResultPending], ("fn multiply", "wgmma_wait(0);"), is_wait);
+    consumers_need(&[Kind::ResultPending], ("fn consume_part", "wgmma_wait(0);"), is_wait);
 }
 
 #[test]
 fn score_needs_its_wgmma_commit() {
-    score_needs(&[Kind::ResultPending], ("fn multiply", "wgmma_commit();"), |op| *op == Op::WgmmaCommit);
+    consumers_need(&[Kind::ResultPending], ("fn multiply", "wgmma_commit();"), |op| *op == Op::WgmmaCommit);
 }
 
 #[test]
 fn score_needs_its_wgmma_fence() {
-    score_needs(&[Kind::WgmmaFence], ("fn multiply", "wgmma_fence();"), |op| *op == Op::WgmmaFence);
+    consumers_need(&[Kind::WgmmaFence], ("fn multiply", "wgmma_fence();"), |op| *op == Op::WgmmaFence);
 }
 
 #[test]
 fn score_needs_the_wait_for_a_full_page() {
     let kinds = [Kind::ResultPending, Kind::DataRace];
-    check_score_mutant(&score_step(), in_score(&kinds, Orders::Every), |m| {
-        m.never_wait(SCORE, ("fn consume", "smem.page_full.at(stage).wait("));
+    check_consumer_mutant(in_score(&kinds, Orders::Every), |m| {
+        m.never_wait(CONSUME, ("fn consume_part", "smem.page_full.at(stage).wait("));
     });
 }
 
 #[test]
 fn score_needs_the_wait_for_an_empty_stage() {
     let kinds = [Kind::Mbarrier, Kind::DataRace, Kind::OperandInUse];
-    check_score_mutant(&score_step(), in_score(&kinds, Orders::Every), |m| {
+    check_consumer_mutant(in_score(&kinds, Orders::Every), |m| {
         m.never_wait(SCORE, ("fn produce", "smem.page_empty.at(stage).wait("));
     });
 }
@@ -145,7 +163,7 @@ fn score_needs_the_wait_for_an_empty_stage() {
 #[test]
 fn score_needs_the_wait_for_full_queries() {
     check_score_mutant(&score_step(), in_score(&[Kind::Uninitialized, Kind::DataRace], Orders::Every), |m| {
-        m.never_wait(SCORE, ("fn consume", "smem.query_full.at(slot).wait("));
+        m.never_wait(CONSUME, ("fn consume_part", "smem.query_full.at(slot).wait("));
     });
 }
 
@@ -160,52 +178,56 @@ fn score_needs_the_wait_for_an_empty_query_slot() {
 #[test]
 fn score_without_an_arrival_deadlocks() {
     let arrivals = [
-        ("fn consume", "smem.page_empty.at(stage).arrive()"),
-        ("fn produce", "full.arrive();"),
-        ("fn consume", "smem.query_empty.at(slot).arrive();"),
+        (CONSUME, ("fn consume_part", "smem.page_empty.at(stage).arrive()")),
+        (SCORE, ("fn produce", "full.arrive();")),
+        (CONSUME, ("fn consume_part", "smem.query_empty.at(slot).arrive();")),
     ];
-    for place in arrivals {
+    for (source, place) in arrivals {
         check_score_mutant(&score_step(), in_score(&[Kind::Deadlock], Orders::Few), |m| {
-            m.drop(SCORE, place, |op| matches!(op, Op::MbarArrive { .. }));
+            m.drop(source, place, |op| matches!(op, Op::MbarArrive { .. }));
         });
     }
 }
 
 #[test]
 fn score_needs_its_warp_barrier_before_it_gives_a_page_back() {
-    let place = ("fn consume", "sync_warp(); // ORDER: every lane's reads of the page");
-    score_needs(&[Kind::DataRace, Kind::OperandInUse], place, |op| matches!(op, Op::BarWarp { .. }));
+    let place = ("fn consume_part", "sync_warp(); // ORDER: every lane's reads of the page");
+    consumers_need(&[Kind::DataRace, Kind::OperandInUse], place, |op| matches!(op, Op::BarWarp { .. }));
 }
 
 /// One lane's arrival does not stand for the others' accesses.
 #[test]
 fn score_needs_every_threads_arrival_at_the_query_barriers() {
     let first_lane = |count: &u32| if *count == 32 { 1 } else { *count / 32 };
-    for (init, anchor, arrival) in [
-        ("smem.query_full.at(t.lane).init(32);", "fn produce", "full.arrive();"),
-        ("smem.query_empty.at(t.lane).init(32 * producer_warp);", "fn consume", "smem.query_empty.at(slot).arrive();"),
+    for (init, source, arrival) in [
+        ("smem.query_full.at(t.lane).init(32);", SCORE, ("fn produce", "full.arrive();")),
+        (
+            "smem.query_empty.at(t.lane).init(32 * producer_warp);",
+            CONSUME,
+            ("fn consume_part", "smem.query_empty.at(slot).arrive();"),
+        ),
     ] {
         check_score_mutant(&score_step(), in_score(&[Kind::DataRace], Orders::Some), |m| {
             m.edit(SCORE, ("fn emit", init), |op| match op {
                 Op::MbarInit { addr, count } => Some(Op::MbarInit { addr: *addr, count: first_lane(count) }),
                 _ => None,
             });
-            m.first_lane_only(SCORE, (anchor, arrival));
+            m.first_lane_only(source, arrival);
         });
     }
 }
 
 #[test]
 fn score_needs_the_group_barrier_before_its_stores() {
-    let place = ("fn consume", "sync_named(group + GROUP_BARRIER, 128);");
-    score_needs(&[Kind::DataRace, Kind::Uninitialized], place, |op| matches!(op, Op::BarSync { .. }));
+    let place = ("fn consume_part", "sync_named(group + GROUP_BARRIER, 128);");
+    consumers_need(&[Kind::DataRace, Kind::Uninitialized], place, |op| matches!(op, Op::BarSync { .. }));
 }
 
 #[test]
 fn score_groups_cannot_share_a_barrier() {
     let kinds = [Kind::DataRace, Kind::Uninitialized];
-    check_score_mutant(&score_step(), in_score(&kinds, Orders::Some), |m| {
-        m.edit(SCORE, ("fn consume", "sync_named(group + GROUP_BARRIER, 128);"), |op| match op {
+    check_consumer_mutant(in_score(&kinds, Orders::Some), |m| {
+        m.edit(CONSUME, ("fn consume_part", "sync_named(group + GROUP_BARRIER, 128);"), |op| match op {
             Op::BarSync { threads, .. } => Some(Op::BarSync { id: Operand::Imm(1), threads: *threads }),
             _ => None,
         });
@@ -216,7 +238,7 @@ fn score_groups_cannot_share_a_barrier() {
 fn score_lanes_cannot_name_different_barriers() {
     check_score_mutant(&score_step(), in_score(&[Kind::Mismatch], Orders::Every), |m| {
         let lane = Operand::Reg(m.lane());
-        m.edit(SCORE, ("fn consume", "sync_named(group + GROUP_BARRIER, 128);"), |op| match op {
+        m.edit(CONSUME, ("fn consume_part", "sync_named(group + GROUP_BARRIER, 128);"), |op| match op {
             Op::BarSync { threads, .. } => Some(Op::BarSync { id: lane, threads: *threads }),
             _ => None,
         });
@@ -225,9 +247,9 @@ fn score_lanes_cannot_name_different_barriers() {
 
 #[test]
 fn score_needs_two_staging_slots() {
-    check_score_mutant(&score_step(), in_score(&[Kind::DataRace], Orders::Every), |m| {
+    check_consumer_mutant(in_score(&[Kind::DataRace], Orders::Every), |m| {
         let place = ("fn advance(self)", "self.offset.set(Reg::<u32>::from(self.slot_bytes) - self.offset.get());");
-        m.edit(SCORE, place, |op| match op {
+        m.edit(CONSUME, place, |op| match op {
             Op::Bin { op: Bin::Sub, dst, b, .. } => Some(Op::Mov { dst: *dst, src: *b }),
             _ => None,
         });
@@ -253,17 +275,32 @@ fn score_expects_exactly_the_bytes_of_a_page() {
 
 #[test]
 fn score_counts_the_warps_that_empty_a_stage() {
-    let place = ("fn emit", "smem.page_empty.at(t.lane).init(4);");
-    let is_init = |op: &Op| matches!(op, Op::MbarInit { .. });
-    score_needs(&[Kind::Mbarrier], place, is_init);
-    for (count, kinds) in [(3, [Kind::DataRace, Kind::Mbarrier]), (5, [Kind::Deadlock; 2])] {
-        check_score_mutant(&score_step(), in_score(&kinds, Orders::Few), |m| {
-            m.edit(SCORE, place, |op| match op {
-                Op::MbarInit { addr, .. } => Some(Op::MbarInit { addr: *addr, count }),
-                _ => None,
-            });
+    let place = ("fn emit", "smem.page_empty.at(t.lane).init(4 * parts);");
+    for (step, warps) in [(score_step(), 4), (wide_score_step(), 8)] {
+        check_score_mutant(&step, in_score(&[Kind::Mbarrier], Orders::Every), |m| {
+            m.drop(SCORE, place, |op| matches!(op, Op::MbarInit { .. }));
         });
+        for (count, kinds) in [(warps - 1, [Kind::DataRace, Kind::Mbarrier]), (warps + 1, [Kind::Deadlock; 2])] {
+            check_score_mutant(&step, in_score(&kinds, Orders::Few), |m| {
+                m.edit(SCORE, place, |op| match op {
+                    Op::MbarInit { addr, .. } => Some(Op::MbarInit { addr: *addr, count }),
+                    _ => None,
+                });
+            });
+        }
     }
+}
+
+/// One part's arrivals do not stand for the other's: a page then ends two phases, and the parities lose their meaning.
+#[test]
+fn score_waits_for_both_parts_of_the_rows_before_it_fills_a_stage() {
+    let kinds = [Kind::Deadlock, Kind::DataRace, Kind::OperandInUse, Kind::Mbarrier];
+    check_score_mutant(&wide_score_step(), in_score(&kinds, Orders::Few), |m| {
+        m.edit(SCORE, ("fn emit", "smem.page_empty.at(t.lane).init(4 * parts);"), |op| match op {
+            Op::MbarInit { addr, .. } => Some(Op::MbarInit { addr: *addr, count: 4 }),
+            _ => None,
+        });
+    });
 }
 
 #[test]
@@ -300,7 +337,7 @@ fn score_must_not_read_past_its_table() {
 /// Seven stages for four groups: a group could come to a stage whose copy before is still under way, and its parity
 /// cannot tell that from its own copy having landed.
 #[test]
-fn score_stages_must_be_a_multiple_of_its_groups() {
+fn score_stages_must_be_a_multiple_of_its_teams() {
     let step = StepSpec::new(8, 1, 128, &[3000]).build().unwrap();
     let mut mutant = Mutant::of(&score::build(&score_shape(&step), Target::Sm90a).unwrap());
     let seven = |operand: &Operand| if *operand == Operand::Imm(8) { Operand::Imm(7) } else { *operand };
@@ -325,7 +362,7 @@ fn score_stages_must_be_a_multiple_of_its_groups() {
 #[test]
 fn score_must_consume_every_copy_before_it_ends() {
     check_score_mutant(&small_score_step(), in_score(&[Kind::ExitInFlight], Orders::Some), |m| {
-        m.decide(SCORE, ("fn consume", "next.get().lt(pages)"), false);
+        m.decide(CONSUME, ("fn consume_part", "next.get().lt(pages)"), false);
     });
 }
 
@@ -377,10 +414,10 @@ fn score_without_the_fence_after_its_mbarriers_is_not_noticed() {
 }
 
 /// Score after a producer that writes its inputs late, without the dependency wait after `anchor`.
-fn run_score_without_wait(config: SimConfig, anchor: &str) -> End {
+fn run_score_without_wait(config: SimConfig, source: Source, anchor: &str) -> End {
     let step = small_score_step();
     let mut mutant = Mutant::of(&score::build(&score_shape(&step), Target::Sm90a).unwrap());
-    mutant.drop_dependency_wait(SCORE, anchor);
+    mutant.drop_dependency_wait(source, anchor);
     // Room for both launches at once.
     let device = Device::simulated(SimConfig { sms: 4, ..config });
     let score = IndexerScore::from_kernel(&device, score_shape(&step), &mutant.kernel()).unwrap();
@@ -405,14 +442,14 @@ fn run_score_without_wait(config: SimConfig, anchor: &str) -> End {
 #[test]
 fn score_needs_its_producers_dependency_wait() {
     let kinds = [Kind::DataRace, Kind::Uninitialized];
-    check_mutant(in_score(&kinds, Orders::Every), |config| run_score_without_wait(config, "fn produce"));
+    check_mutant(in_score(&kinds, Orders::Every), |config| run_score_without_wait(config, SCORE, "fn produce"));
 }
 
 #[test]
 fn score_consumers_come_after_the_producers_wait_in_any_case() {
     // Their own wait orders nothing that the full barriers do not: it is there for the permission that follows it.
     for config in orders(4) {
-        let end = run_score_without_wait(config, "fn consume");
+        let end = run_score_without_wait(config, CONSUME, "fn consume");
         assert!(matches!(end, End::Finished { .. }), "{end:?}");
     }
 }

@@ -336,6 +336,20 @@ impl Device {
         own.multicast(&addresses, bytes).map_err(refused)
     }
 
+    /// Lets lines that kernels store or load with an evict-last policy occupy up to `bytes` of the L2, which everything
+    /// else then lacks, and returns how much the device grants: it rounds, and has a largest share. A limit of the
+    /// device's primary context, shared by all that use it, so the application's to choose; nothing here sets it unasked. On
+    /// the simulator it does nothing and grants 0.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn reserve_l2(&self, bytes: usize) -> Result<usize, Error> {
+        match &self.backend {
+            Backend::Cuda(context) => context.reserve_l2(bytes),
+            Backend::Sim(_) => Ok(0),
+        }
+    }
+
     /// Lets kernels on this device access memory of `other`; doing it twice is fine. Each direction is enabled
     /// on its own.
     ///

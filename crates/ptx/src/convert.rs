@@ -2,8 +2,9 @@
 
 use std::ops;
 
-use crate::op::{Bf16Bin, Cvt, CvtPack, Op};
-use crate::ty::{Bf16x2, F16x2};
+use crate::builder::{emit, fresh};
+use crate::op::{Bf16Bin, Cvt, CvtPack, Op, Operand};
+use crate::ty::{Bf16x2, Class, F16x2};
 use crate::value::{Reg, def};
 
 impl Reg<Bf16x2> {
@@ -65,6 +66,17 @@ impl Reg<Bf16x2> {
     pub fn fma_relu(self, b: Reg<Bf16x2>, c: Reg<Bf16x2>) -> Self {
         let (a, b, c) = (self.in_register(), b.in_register(), c.in_register());
         def(|dst| Op::Bf16Fma { dst, a, b, c, relu: true })
+    }
+
+    /// Element 0 in both lanes and element 1 in both lanes. Packed arithmetic selects a half for nothing.
+    #[track_caller]
+    pub fn splat(self) -> [Self; 2] {
+        let (lo, hi) = (fresh(Class::B16), fresh(Class::B16));
+        emit(Op::Unpack { lo, hi, src: self.operand() });
+        [lo, hi].map(|half| {
+            let half = Operand::Reg(half);
+            def(|dst| Op::Pack { dst, lo: half, hi: half })
+        })
     }
 
     /// Element 0 as FP32, exact.

@@ -133,6 +133,7 @@ fn conversions(out: Global<u32>, v: &Values) {
     for r in [pair.fma(constant, relu), pair.fma_relu(relu, constant), Reg::<Bf16x2>::from_bits(word)] {
         keep(out, r);
     }
+    pair.splat().into_iter().for_each(|half| keep(out, half));
     keep(out, pair.low_f32() + pair.high_f32() + f.to_bf16().to_f32());
     let e4m3 = e4m3x2_from_f32(f, f);
     let halves = Reg::<F16x2>::from_e4m3x2(e4m3) * Reg::<F16x2>::from_f32(f, f);

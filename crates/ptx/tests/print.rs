@@ -248,6 +248,7 @@ fn packed_and_converted() {
             let (a, b) = (Reg::<Bf16x2>::from_f32(x, 1.0.into()), Reg::<Bf16x2>::from_f32_relu(x, x));
             let _ = (a + b, a * b, a.max(b), a.max_nan(b), a.fma(b, a), a.fma_relu(b, a));
             let _ = a + Reg::from(Bf16x2(0));
+            let _ = b.splat();
             let _ = Reg::<F16x2>::from_e4m3x2(e4m3x2_from_f32(x, x)).to_e4m3x2();
             let _ = Reg::from(1.0f32).to_bf16().to_f32();
             let _ = Reg::from(-7i32).to_i64();
@@ -263,11 +264,14 @@ fn packed_and_converted() {
             "fma.rn.relu.bf16x2 %r8, %r1, %r2, %r1;",
             "mov.b32 %r9, 0;",
             "add.rn.bf16x2 %r10, %r1, %r9;",
-            "cvt.rn.satfinite.e4m3x2.f32 %h0, %r0, %r0;",
-            "cvt.rn.f16x2.e4m3x2 %r11, %h0;",
-            "cvt.rn.satfinite.e4m3x2.f16x2 %h1, %r11;",
-            "cvt.rn.bf16.f32 %h2, 0f3F800000;",
-            "cvt.f32.bf16 %r12, %h2;",
+            "mov.b32 {%h0, %h1}, %r2;",
+            "mov.b32 %r11, {%h0, %h0};",
+            "mov.b32 %r12, {%h1, %h1};",
+            "cvt.rn.satfinite.e4m3x2.f32 %h2, %r0, %r0;",
+            "cvt.rn.f16x2.e4m3x2 %r13, %h2;",
+            "cvt.rn.satfinite.e4m3x2.f16x2 %h3, %r13;",
+            "cvt.rn.bf16.f32 %h4, 0f3F800000;",
+            "cvt.f32.bf16 %r14, %h4;",
             "cvt.s64.s32 %d2, -7;",
         ],
     );

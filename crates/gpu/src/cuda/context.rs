@@ -186,6 +186,22 @@ impl Context {
         }
     }
 
+    /// Sets the context's limit of persisting L2 lines and reads back what it became.
+    pub(crate) fn reserve_l2(&self, bytes: usize) -> Result<usize, Error> {
+        let (mut largest, device) = (0, self.owner.cu_device());
+        let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE;
+        // SAFETY: `device` is the valid device of a live context and `largest` outlives the call.
+        self.check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut largest, which, device) })?;
+        self.bind()?;
+        let limit = sys::CUlimit::CU_LIMIT_PERSISTING_L2_CACHE_SIZE;
+        // SAFETY: this context is bound (line above); the value is within the device's largest.
+        self.check("cuCtxSetLimit", unsafe { sys::cuCtxSetLimit(limit, bytes.min(largest as usize)) })?;
+        let mut granted = 0;
+        // SAFETY: this context is bound and `granted` outlives the call.
+        self.check("cuCtxGetLimit", unsafe { sys::cuCtxGetLimit(&mut granted, limit) })?;
+        Ok(granted)
+    }
+
     /// Lets kernels of this device access `other`'s memory.
     pub(crate) fn enable_peer(&self, other: &Context) -> Result<(), Error> {
         if self.same(other) {
