@@ -84,8 +84,10 @@ impl Samples {
     }
 }
 
-/// Microseconds of one launch of a graph of `launches`, once.
+/// Microseconds of one launch of a graph of `launches`, once, after a pause of `BENCH_PAUSE_MS` (none). Back to back, a kernel
+/// that is near the power limit runs at the clock that the limit leaves, after pauses at the highest.
 pub fn graph_us(stream: &Stream, graph: &Graph, launches: usize) -> Result<f64> {
+    std::thread::sleep(Duration::from_millis(numbers("BENCH_PAUSE_MS", &[0])[0] as u64));
     let (start, end) = (stream.device().event()?, stream.device().event()?);
     start.record(stream)?;
     graph.launch(stream)?;

@@ -9,7 +9,8 @@
 //!
 //! Without one it says so and times the simulator and the oracle on a tiny case instead. `cargo bench -- --test` runs each
 //! bench once. `BENCH_CASES=b64_64k,b1_8k` and `BENCH_Q=1,2` restrict the cases; `BENCH_TOPK` sets the top-k; `BENCH_JSON=FILE`
-//! keeps the results. `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_topk.py` is one).
+//! keeps the results; `BENCH_PAUSE_MS=6` pauses before each sample, which keeps the card off its power limit; `BENCH_L2_MB=24`
+//! reserves that much of the L2 for the scratch ([`Device::reserve_l2`]). `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_topk.py` is one).
 
 mod cases;
 #[path = "../common/mod.rs"]
@@ -193,6 +194,9 @@ fn bench_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
         return serve::serve(device, POOL_PAGES, topk);
     }
     print_device(device, "cold");
+    if let Some(mb) = numbers("BENCH_L2_MB", &[]).first() {
+        println!("{} MB of L2 reserved for lines stored with evict-last", device.reserve_l2(mb << 20)? >> 20);
+    }
     let mut bench = Bench { criterion, device, report: Report::default(), topk };
     bench.compile()?;
     bench.reference()?;

@@ -22,6 +22,15 @@ fn multicast_addresses_are_for_devices_of_one_simulated_machine() {
 }
 
 #[test]
+fn the_l2_reserved_is_what_the_device_grants() {
+    on_every_device(|device| {
+        let granted = [0, 1 << 20, usize::MAX].map(|bytes| device.reserve_l2(bytes).unwrap());
+        assert!(granted.is_sorted() && (granted[2] as u64) <= device.info().l2_bytes, "{device:?}: {granted:?}");
+        assert_eq!((granted[0], device.reserve_l2(0).unwrap()), (0, 0), "{device:?}");
+    });
+}
+
+#[test]
 fn copies_round_trip_through_views() {
     on_every_device(|device| {
         let stream = device.stream().unwrap();
