@@ -457,6 +457,7 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         rows: 14,
         table_stride: 15,
         block_rows: 16,
+        blocks: 19,
         rank: 17,
         slot_rows: 18,
     };

@@ -11,7 +11,7 @@ use gpu::{Buffer, Device, Stream};
 use parking_lot::RwLock;
 
 use crate::error::DcpError;
-use crate::rendezvous::{InProcess, Rendezvous, agree};
+use crate::rendezvous::{InProcess, Rendezvous, agree, deadline};
 
 /// A group's all-gather. Calls are collective: every rank makes the same ones in the same order.
 pub trait AllGather: Send + Sync {
@@ -110,7 +110,7 @@ fn join(device: &Device, group: &dyn Rendezvous, limit: Duration) -> Result<Comm
 
 /// Waits for `stream`, but no longer than `limit`. Returns whether it has finished.
 pub(crate) fn finished(stream: &Stream, limit: Duration) -> Result<bool, gpu::Error> {
-    let deadline = Instant::now() + limit;
+    let deadline = deadline(limit);
     while !stream.is_idle()? {
         if Instant::now() >= deadline {
             return Ok(false);

@@ -24,6 +24,13 @@ pub struct Limits {
     pub collective: Duration,
 }
 
+impl Limits {
+    /// [`poll`](Limits::poll) in nanoseconds, as kernels take it.
+    pub fn poll_ns(&self) -> u64 {
+        self.poll.as_nanos().try_into().unwrap_or(u64::MAX)
+    }
+}
+
 impl Default for Limits {
     /// 2 s and 60 s.
     fn default() -> Self {

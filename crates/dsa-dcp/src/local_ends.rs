@@ -74,8 +74,10 @@ impl LocalEnds {
     /// Writes this rank's ends of the rows of `ends` to the front of `out`.
     ///
     /// # Errors
-    /// An `out` that is too short; a launch that the device refuses.
+    /// An `out` that is too short, or memory of another device; a launch that the device refuses.
     pub fn launch(&self, stream: &Stream, ends: &View<'_, i32>, out: &View<'_, i32>) -> Result<(), DcpError> {
+        self.function.device().expect_same("global ends", ends.device())?;
+        self.function.device().expect_same("local ends", out.device())?;
         check_len(KERNEL, "out", out.len(), ends.len())?;
         let rows = word(KERNEL, "rows", ends.len())?;
         let args = LocalEndsArgs {
@@ -91,15 +93,12 @@ impl LocalEnds {
 
 #[cfg(test)]
 mod tests {
-    use gpu::SimConfig;
-
     use super::*;
 
     #[test]
     fn every_row_is_bounded_from_its_own_global_end() {
         let ends: Vec<i32> = (-2..300).chain([i32::MIN, i32::MAX, 4095, 4096, 4097]).collect();
-        let mut devices = vec![Device::simulated(SimConfig::default())];
-        devices.extend(Device::cuda(0).inspect_err(|error| println!("SKIPPED: no CUDA device ({error})")));
+        let devices = test_devices::every_device();
         for device in &devices {
             let stream = device.stream().unwrap();
             let input = device.upload(&ends).unwrap();

@@ -4,7 +4,8 @@
 //! key  = order16 << gid_bits | (2^gid_bits - 1 - gid), 0 for an empty word; larger keys first
 //! k    = K-th of the W N words' keys (0 if fewer); rank r is saturated iff all its N keys are greater than k
 //! ids  = first K keys of: the words of the ranks that are not saturated, the first K keys of each that is
-//! rows_out[row, 0..count) = table[request, l / page] * block_rows + l % page of this rank's ids, ascending; -1 after
+//! rows_out[row, 0..count) = table[request, l / page] * block_rows + l % page of this rank's ids, ascending; -1 after,
+//!                      and for a table entry that names no block
 //! ```
 //!
 //! The ids are those of a single rank. A key that an unsaturated rank did not send comes after that rank's smallest sent

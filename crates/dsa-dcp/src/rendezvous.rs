@@ -179,6 +179,12 @@ pub(crate) fn agree(
     Ok(())
 }
 
+/// When `limit` from now has passed; however long it is, a time that there is.
+pub(crate) fn deadline(limit: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    Instant::now() + limit.min(CENTURY)
+}
+
 /// All ranks share as much.
 fn check_len(theirs: &Buffer<u64>, ours: usize) -> Result<(), String> {
     if theirs.len() == ours {
@@ -230,7 +236,7 @@ impl InProcess {
     /// Everybody's deposits of this rank's next round.
     fn meet(&self, deposit: Deposit, limit: Duration) -> Result<Vec<Deposit>, RendezvousError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let deadline = Instant::now() + limit;
+        let deadline = deadline(limit);
         let Meeting { ranks, state, changed } = &*self.meeting;
         let mut state = state.lock();
         if !state.rounds.iter().any(|round| round.number == number) {
@@ -378,6 +384,14 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn no_limit_is_too_long() {
+        for limit in [Duration::MAX, Duration::from_secs(u64::MAX), LIMIT] {
+            assert!(deadline(limit) >= Instant::now() + LIMIT / 2);
+            assert_eq!(in_process(1)[0].all_gather(&[7], limit).unwrap(), [[7]]);
+        }
     }
 
     #[test]

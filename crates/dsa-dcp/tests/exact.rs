@@ -6,6 +6,7 @@ use common::{Group, Layer, Spec, full_or, in_every_order, on_gpu, on_one_rank, o
 use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::bf16;
 use dsa_core::oracle::merge::{Saturation, merge_ids, two_rounds};
+use dsa_dcp::MergeStep;
 use gpu::SimConfig;
 
 /// Rows that are long, tied, saturating one rank, short, and empty.
@@ -214,4 +215,39 @@ fn indices_of_17_bits_cross_the_exchange() {
         })
         .collect();
     on_sim(&Spec { rows: 1, ..spec.clone() }, |group| group.run(&Layer::new(group, vec![row.clone()], 0)));
+}
+
+#[test]
+fn table_entries_that_name_no_block_give_no_row() {
+    const BLOCKS: i32 = 40;
+    let spec = Spec { interleave: 4, ..Spec::new(2, 128, 256) };
+    let kv = Layer::kv_of(&spec, BLOCKS as usize);
+    let body = |group: &Group| {
+        // The second row saturates a rank, whose rows then come from its list.
+        let rows = vec![LogitPattern::Gaussian.row(3, 2000), on_one_rank(&spec, 1, 2000, 4)];
+        let layer = Layer::new(group, rows, 0);
+        for (on, buffers) in group.ranks.iter().zip(&layer.buffers) {
+            let hostile =
+                |entry: i32| if entry < BLOCKS { entry } else { [entry, -1, i32::MIN, i32::MAX][entry as usize % 4] };
+            let table = buffers.table.copy_to_vec(&on.stream).unwrap();
+            buffers.table.copy_from(&on.stream, &table.into_iter().map(hostile).collect::<Vec<_>>()).unwrap();
+        }
+        for (rank, on) in group.ranks.iter().enumerate() {
+            on.local_topk.launch(&on.stream, &layer.local_step(rank, Some(&on.exchange))).unwrap();
+        }
+        for (rank, on) in group.ranks.iter().enumerate() {
+            let step = MergeStep { kv, ..layer.merge_step(rank) };
+            on.merge.launch(&on.stream, &on.exchange, &step).unwrap();
+        }
+        group.check().into_iter().for_each(|verdict| verdict.unwrap());
+        for rank in 0..spec.ranks {
+            let [ids, rows, counts] = layer.expected(rank);
+            let outside = kv.block_rows() as i32 * BLOCKS;
+            assert!(rows.iter().any(|row| *row >= outside) && rows.iter().any(|row| (0..outside).contains(row)));
+            let rows = rows.into_iter().map(|row| if row < outside { row } else { -1 }).collect();
+            assert_eq!(layer.read(group, rank), [ids, rows, counts], "rank {rank}");
+        }
+    };
+    on_sim(&spec, body);
+    on_gpu(&spec, body);
 }

@@ -93,10 +93,11 @@ fn on_gpus(name: &str) {
 fn gpus() -> Option<usize> {
     match Device::cuda(0).and_then(|_| Device::cuda_count()) {
         Ok(count) => Some(count),
-        Err(error) => {
+        Err(error) if error.is_unavailable() => {
             println!("SKIPPED: no CUDA device ({error})");
             None
         }
+        Err(error) => panic!("a CUDA device is present but unusable: {error}"),
     }
 }
 

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use common::{Group, Layer, Spec, as_every_rank, in_every_order, on_gpu, on_one_rank};
 use dsa_core::Ownership;
 use dsa_core::generate::LogitPattern;
+use dsa_dcp::local_ends::LocalEnds;
 use dsa_dcp::rendezvous::{RendezvousError, in_process};
 use dsa_dcp::{DcpError, Exchange, ExchangeMerge, ExchangeShape, Limits, MergeStep, Rendezvous, Waiting};
 use dsa_kernels::KernelError;
+use dsa_kernels::local_topk::LocalTopkStep;
 use gpu::{Device, SimConfig};
 
 fn spec(ranks: usize) -> Spec {
@@ -235,6 +237,48 @@ fn launches_that_do_not_fit_are_refused() {
         let merge = ExchangeMerge::new(&rank.device, shape).unwrap();
         let wrong = merge.launch(&rank.stream, &rank.exchange, &step());
         assert!(matches!(wrong, Err(DcpError::WrongExchange { .. })));
+    }
+    // Nothing was launched.
+    assert_eq!(group.counters()[0][0], [0; 3]);
+}
+
+#[test]
+fn memory_of_another_device_is_refused_by_name() {
+    let group = Group::simulated(&spec(2), SimConfig::default());
+    let layer = Layer::new(&group, rows(&group.spec, 1), 0);
+    let (rank, other, theirs) = (&group.ranks[0], &group.ranks[1], &layer.buffers[1]);
+    let (merge_step, theirs_merged) = (|| layer.merge_step(0), || layer.merge_step(1));
+    let merged = |exchange: &Exchange, step: MergeStep<'_>| match rank.merge.launch(&rank.stream, exchange, &step) {
+        Err(DcpError::Device(gpu::Error::WrongDevice { what, .. })) => what,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(merged(&other.exchange, merge_step()), "exchange");
+    let own = &rank.exchange;
+    assert_eq!(merged(own, MergeStep { logits: theirs.logits.as_view(), ..merge_step() }), "logits");
+    assert_eq!(merged(own, MergeStep { tops: theirs.tops.as_view(), ..merge_step() }), "tops");
+    assert_eq!(merged(own, MergeStep { row_ends: theirs.row_ends.as_view(), ..merge_step() }), "row ends");
+    assert_eq!(merged(own, MergeStep { table: theirs_merged().table, ..merge_step() }), "kv table");
+    assert_eq!(merged(own, MergeStep { rows_out: theirs_merged().rows_out, ..merge_step() }), "rows_out");
+    assert_eq!(merged(own, MergeStep { valid_out: theirs_merged().valid_out, ..merge_step() }), "valid_out");
+    assert_eq!(merged(own, MergeStep { ids: theirs_merged().ids, ..merge_step() }), "ids");
+
+    let local_step = || layer.local_step(0, Some(own));
+    let selected = |step: LocalTopkStep<'_>| match rank.local_topk.launch(&rank.stream, &step) {
+        Err(KernelError::Device(gpu::Error::WrongDevice { what, .. })) => what,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(selected(layer.local_step(0, Some(&other.exchange))), "exchange");
+    assert_eq!(selected(LocalTopkStep { logits: theirs.logits.as_view(), ..local_step() }), "logits");
+    assert_eq!(selected(LocalTopkStep { tops: theirs.tops.as_view(), ..local_step() }), "tops");
+    assert_eq!(selected(LocalTopkStep { row_ends: theirs.row_ends.as_view(), ..local_step() }), "row ends");
+    assert_eq!(selected(LocalTopkStep { out: theirs.b_rows.as_view(), ..local_step() }), "out");
+    assert_eq!(selected(LocalTopkStep { counts: theirs.counts.as_view(), ..local_step() }), "counts");
+
+    let ends = LocalEnds::new(&rank.device, group.spec.own(), 0, 4096).unwrap();
+    let (mine, theirs) = (layer.buffers[0].row_ends.as_view(), theirs.row_ends.as_view());
+    for (from, to) in [(&mine, &theirs), (&theirs, &mine)] {
+        let refused = ends.launch(&rank.stream, from, to);
+        assert!(matches!(refused, Err(DcpError::Device(gpu::Error::WrongDevice { .. }))), "{refused:?}");
     }
     // Nothing was launched.
     assert_eq!(group.counters()[0][0], [0; 3]);

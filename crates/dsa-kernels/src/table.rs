@@ -1,5 +1,7 @@
 //! Page tables of a step, and the checks of buffers that every launch makes.
 
+use dsa_core::KvShape;
+use dsa_core::consts::POOL_ROWS_MAX;
 use gpu::View;
 
 use crate::error::KernelError;
@@ -64,6 +66,18 @@ pub fn check_scratch(
         Ok(())
     } else {
         Err(KernelError::Misaligned { kernel, buffer, address, align: ALIGN })
+    }
+}
+
+/// Blocks that a table entry may name: those of the MLA cache, or, if their number is not known, as many as have rows that an
+/// int32 numbers.
+///
+/// # Errors
+/// More blocks than 32 bits count.
+pub fn kv_blocks(kernel: &'static str, kv: &KvShape) -> Result<u32, KernelError> {
+    match kv.blocks() {
+        0 => Ok(((POOL_ROWS_MAX + 1 - kv.page() as u64) / kv.block_rows() as u64 + 1) as u32),
+        n => word(kernel, "kv blocks", n),
     }
 }
 

@@ -186,3 +186,33 @@ fn weights_belong_to_their_shape() {
         assert!(refused.is_err());
     }
 }
+
+#[test]
+fn memory_of_another_device_is_refused_by_name() {
+    let form = MlaCacheForm::Fp8Divide;
+    let devices = Device::simulated_group(gpu::SimConfig { devices: 2, ..sim_config() });
+    let step = Step::random(1, 2, 2);
+    let shape = shape_of(&step, form);
+    let query = MlaQuery::new(&devices[0], shape).unwrap();
+    let [mine, theirs] = [0, 1].map(|device| Resident::new(&devices[device], &step, shape));
+    mine.poison();
+    let check = |name: &str, change: for<'a> fn(&mut MlaStep<'a>, MlaStep<'a>)| {
+        let mut args = mine.step(&step);
+        change(&mut args, theirs.step(&step));
+        match query.launch(&mine.stream, &args) {
+            Err(MlaError::Device(gpu::Error::WrongDevice { what, .. })) => assert_eq!(what, name),
+            other => panic!("{name}: {other:?}"),
+        }
+    };
+    check("qkv", |step, theirs| step.qkv = theirs.qkv);
+    check("slots", |step, theirs| step.slots = theirs.slots);
+    check("weights", |step, theirs| step.weights = theirs.weights);
+    check("query", |step, theirs| step.query = theirs.query);
+    check("q_c", |step, theirs| step.q_c = theirs.q_c);
+    check("cache", |step, theirs| step.cache = theirs.cache);
+    check("dropped", |step, theirs| step.dropped = theirs.dropped);
+    check("q_scale_inv", |step, theirs| step.q_scale_inv = theirs.q_scale_inv);
+    check("k_scale", |step, theirs| step.k_scale = theirs.k_scale);
+    let got = mine.read(&step);
+    assert!(got.query.iter().chain(&got.cache).all(|b| *b == POISON), "nothing was launched");
+}

@@ -192,6 +192,10 @@ impl Gather {
             let (gather, mailbox) = (shape.to_string(), mailbox.shape().to_string());
             return Err(DcpError::WrongMailbox { kernel: gather, mailbox });
         }
+        self.function.device().expect_same("mailbox", mailbox.device())?;
+        if let Some(out) = &step.out {
+            self.function.device().expect_same("out", out.device())?;
+        }
         check_len(KERNEL, "mailbox tokens", shape.tokens(), step.tokens)?;
         let words = step.tokens * shape.token_bytes() / 4;
         let out = match (&step.out, self.shape.copy) {
@@ -220,7 +224,7 @@ impl Gather {
             boxes: publish.boxes.ptr(),
             state: publish.state.ptr(),
             status: publish.status.ptr(),
-            timeout_ns: mailbox.limits().poll.as_nanos() as u64,
+            timeout_ns: mailbox.limits().poll_ns(),
             tokens: step.tokens as u32,
             parts: grid[0],
         };

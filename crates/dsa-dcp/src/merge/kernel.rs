@@ -56,6 +56,8 @@ kernel_args! {
         pub table_stride: u32,
         /// MLA rows from one block to the next
         pub block_rows: u32,
+        /// blocks of the MLA cache: a table entry that names none gives row -1
+        pub blocks: u32,
         /// this rank
         pub rank: u32,
         /// rows of the slots; of each rank's part if they were gathered

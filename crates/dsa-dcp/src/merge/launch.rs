@@ -3,7 +3,7 @@
 use dsa_core::KvShape;
 use dsa_core::consts::KEYS_PER_TOP;
 use dsa_kernels::score::check_pitch;
-use dsa_kernels::table::{check_len, check_scratch, word};
+use dsa_kernels::table::{check_len, check_scratch, kv_blocks, word};
 use dsa_kernels::{KernelError, Table};
 use gpu::{Device, Function, LaunchConfig, Stream, View};
 use ptx::{DevicePtr, Kernel};
@@ -32,7 +32,7 @@ pub struct MergeStep<'a> {
     pub length_max: usize,
     /// MLA block ids per request on this rank.
     pub table: Table<'a>,
-    /// Sizes of the MLA cache that the rows address.
+    /// Sizes of the MLA cache that the rows address; 0 blocks if their number is not known.
     pub kv: KvShape,
     /// int32 `[rows, topk]`: this rank's physical rows in ascending id order, -1 past the count. As many rows as local
     /// top-k pushed.
@@ -84,7 +84,7 @@ impl ExchangeMerge {
     /// Sizes that disagree, before anything is launched; a launch that the device refuses.
     pub fn launch(&self, stream: &Stream, exchange: &Exchange, step: &MergeStep<'_>) -> Result<(), DcpError> {
         let shape = exchange.shape();
-        let args = self.check(&shape, false, step)?;
+        let args = self.check(exchange.device(), &shape, false, step)?;
         let layout = SymmetricLayout::new(shape);
         let push = exchange.push();
         let args = MergeArgs {
@@ -95,7 +95,7 @@ impl ExchangeMerge {
             status: exchange.status().ptr(),
             rescue_at: layout.rescue() as u64,
             flags_at: layout.flags() as u64,
-            timeout_ns: exchange.limits().poll.as_nanos() as u64,
+            timeout_ns: exchange.limits().poll_ns(),
             rank: exchange.rank() as u32,
             slot_rows: shape.rows() as u32,
             ..args
@@ -121,14 +121,20 @@ impl ExchangeMerge {
             status: exchange.status().ptr(),
             rank: exchange.rank() as u32,
             slot_rows: rows,
-            ..self.check(&exchange.shape(), true, step)?
+            ..self.check(exchange.device(), &exchange.shape(), true, step)?
         };
         // What comes before is no kernel of this project, and need not let this one start early.
         Ok(self.function.launch(stream, LaunchConfig::new(rows), &args)?)
     }
 
-    /// Checks a step against the kernel and an exchange of `shape`; the arguments that do not depend on the latter's memory.
-    fn check(&self, shape: &ExchangeShape, gathered: bool, step: &MergeStep<'_>) -> Result<MergeArgs, DcpError> {
+    /// Checks a step against the kernel and an exchange of `shape` on the device `exchange`; the arguments that do not depend on the latter's memory.
+    fn check(
+        &self,
+        exchange: &Device,
+        shape: &ExchangeShape,
+        gathered: bool,
+        step: &MergeStep<'_>,
+    ) -> Result<MergeArgs, DcpError> {
         if gathered != self.shape.gathered || !shape.shares_kernels(&self.shape.exchange()) {
             let name = |gathered, shape: &ExchangeShape| match gathered {
                 true => format!("{shape}, gathered"),
@@ -136,6 +142,18 @@ impl ExchangeMerge {
             };
             let (merge, exchange) = (name(self.shape.gathered, &self.shape.exchange()), name(gathered, shape));
             return Err(DcpError::WrongExchange { merge, exchange });
+        }
+        for (what, device) in [
+            ("exchange", exchange),
+            ("logits", step.logits.device()),
+            ("tops", step.tops.device()),
+            ("row ends", step.row_ends.device()),
+            ("kv table", step.table.ids.device()),
+            ("rows_out", step.rows_out.device()),
+            ("valid_out", step.valid_out.device()),
+            ("ids", step.ids.as_ref().unwrap_or(&step.rows_out).device()),
+        ] {
+            self.function.device().expect_same(what, device)?;
         }
         let (q, topk) = (self.shape.q() as usize, shape.topk());
         let (live, rows) = (step.row_ends.len(), step.valid_out.len());
@@ -189,6 +207,7 @@ impl ExchangeMerge {
             rows: live as u32,
             table_stride: word(KERNEL, "kv table stride", step.table.stride)?,
             block_rows: word(KERNEL, "kv block rows", step.kv.block_rows())?,
+            blocks: kv_blocks(KERNEL, &step.kv)?,
             rank: 0,
             slot_rows: 0,
         })

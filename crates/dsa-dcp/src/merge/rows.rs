@@ -108,7 +108,9 @@ impl Merge {
                     place.set(own_run + others);
                 });
                 let inside = local.min(p.length_max - 1) & (shape.page() - 1);
-                rows_out.at(place.get().min(self.k() - 1)).store(block.get().mad(p.block_rows, inside).as_i32());
+                let physical = block.get().mad(p.block_rows, inside).as_i32();
+                let physical = block.get().lt(p.blocks).select::<i32>(physical, -1i32);
+                rows_out.at(place.get().min(self.k() - 1)).store(physical);
             });
         });
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use gpu::{Buffer, Device, IpcHandle};
 use parking_lot::Mutex;
 
-use super::{PeerMemory, Rendezvous, RendezvousError, agree, check_len};
+use super::{PeerMemory, Rendezvous, RendezvousError, agree, check_len, deadline};
 use crate::error::DcpError;
 use wire::{MAGIC, ROUND, parse_round, parse_verdict, receive, round_header, send, verdict};
 
@@ -49,7 +49,7 @@ impl TcpRendezvous {
     /// [`RendezvousError::Timeout`] for the first rank that does not come within `limit`; a joining process with a wrong
     /// name, size or rank ends the group, and everybody is told.
     pub fn host(listener: TcpListener, ranks: usize, group: &str, limit: Duration) -> Result<Self, RendezvousError> {
-        let deadline = Instant::now() + limit;
+        let deadline = deadline(limit);
         if ranks == 0 {
             return Err(RendezvousError::RankOutOfRange { rank: 0, ranks });
         }
@@ -79,7 +79,7 @@ impl TcpRendezvous {
         if !(1..ranks).contains(&rank) {
             return Err(RendezvousError::RankOutOfRange { rank, ranks });
         }
-        let deadline = Instant::now() + limit;
+        let deadline = deadline(limit);
         let no_host = RendezvousError::Timeout { rank, missing: 0, limit };
         let mut stream = loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -206,7 +206,7 @@ impl State {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let (round, deadline) = (self.round, Instant::now() + limit);
+        let (round, deadline) = (self.round, deadline(limit));
         self.round += 1;
         let result = match &mut self.links {
             Links::Host(members) => host_round(members, round, bytes, (deadline, limit)),

@@ -428,7 +428,12 @@ impl Layer {
     }
 
     fn kv(&self) -> KvShape {
-        KvShape::new(self.spec.page, self.spec.page + BLOCK_ROWS_EXTRA, 0).unwrap()
+        Layer::kv_of(&self.spec, 0)
+    }
+
+    /// An MLA cache of `blocks` blocks, 0 if their number is not known.
+    pub fn kv_of(spec: &Spec, blocks: usize) -> KvShape {
+        KvShape::new(spec.page, spec.page + BLOCK_ROWS_EXTRA, blocks).unwrap()
     }
 
     pub fn merge_step(&self, rank: usize) -> MergeStep<'_> {

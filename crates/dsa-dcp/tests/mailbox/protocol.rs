@@ -216,6 +216,12 @@ fn launches_that_do_not_fit_are_refused() {
     let other = MailboxShape::new(2, 3, 64, 3, QueryElement::E4m3).unwrap();
     let wrong = Gather::new(device, GatherShape::new(other)).unwrap();
     assert!(matches!(refused(&wrong, 1, None), DcpError::WrongMailbox { .. }));
+    // Memory of another device.
+    let theirs = group.ranks[1].mailbox.device().alloc::<u32>(out.len()).unwrap();
+    let wrong = |error: DcpError| matches!(error, DcpError::Device(gpu::Error::WrongDevice { .. }));
+    assert!(wrong(refused(&copying, 1, Some(theirs.as_view()))));
+    let step = GatherStep { tokens: 1, out: None };
+    assert!(wrong(plain.launch(&rank.stream, &group.ranks[1].mailbox, &step).unwrap_err()));
     // Nothing was launched.
     assert!(rank.mailbox.check(&rank.stream).is_ok() && group.calls() == [0; 2]);
 }

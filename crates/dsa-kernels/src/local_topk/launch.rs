@@ -94,6 +94,17 @@ impl IndexerLocalTopk {
         if rows > Q_MAX * REQUESTS_MAX {
             return Err(dsa_core::ShapeError::TooManyRequests { requests: rows.div_ceil(Q_MAX) }.into());
         }
+        let push = step.push.as_ref();
+        for (what, device) in [
+            ("logits", step.logits.device()),
+            ("tops", step.tops.device()),
+            ("row ends", step.row_ends.device()),
+            ("out", step.out.device()),
+            ("counts", step.counts.device()),
+            ("exchange", push.map_or(step.out.device(), |push| push.epochs.device())),
+        ] {
+            self.function.device().expect_same(what, device)?;
+        }
         check_len(KERNEL, "counts", rows, live)?;
         check_len(KERNEL, "out", step.out.len(), rows * self.shape.row().words())?;
         check_len(KERNEL, "pitch", check_pitch(step.pitch)?, step.length_max)?;

@@ -1,6 +1,6 @@
 //! Select on a device.
 
-use dsa_core::consts::{KEYS_PER_TOP, POOL_ROWS_MAX};
+use dsa_core::consts::KEYS_PER_TOP;
 use dsa_core::layout::tp_scratch::TpScratch;
 use dsa_core::{IndexShape, KvShape};
 use gpu::{Device, Function, LaunchConfig, Stream, View};
@@ -8,7 +8,7 @@ use ptx::{DevicePtr, Kernel};
 
 use super::{SelectArgs, SelectShape, build};
 use crate::error::KernelError;
-use crate::table::{Table, check_len, check_scratch, word};
+use crate::table::{Table, check_len, check_scratch, kv_blocks, word};
 
 const KERNEL: &str = "select";
 
@@ -112,11 +112,6 @@ impl IndexerSelect {
             let (found, needed) = (step.kv.page(), self.shape.page() as usize);
             return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "kv page", found, needed });
         }
-        // Of a cache of unknown size, the blocks whose rows an int32 numbers.
-        let blocks = match step.kv.blocks() {
-            0 => ((POOL_ROWS_MAX + 1 - step.kv.page() as u64) / step.kv.block_rows() as u64 + 1) as u32,
-            n => word(KERNEL, "kv blocks", n)?,
-        };
         let args = SelectArgs {
             out: step.out.ptr(),
             counts: step.counts.ptr(),
@@ -127,7 +122,7 @@ impl IndexerSelect {
             row_ends: step.row_ends.ptr(),
             table_stride: word(KERNEL, "kv table stride", step.table.stride)?,
             block_rows: word(KERNEL, "kv block rows", step.kv.block_rows())?,
-            blocks,
+            blocks: kv_blocks(KERNEL, &step.kv)?,
             length_max: step.length_max as u32,
             rows: live as u32,
         };

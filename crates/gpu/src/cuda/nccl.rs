@@ -176,10 +176,10 @@ impl NcclComm {
 
     /// Waits for the host side of the last call; when its time runs out, the communicator is aborted.
     fn finish(&self, call: &'static str, raw: &mut Option<Raw<ncclComm_t>>) -> Result<(), Error> {
-        let deadline = Instant::now() + self.limit;
+        let deadline = Instant::now().checked_add(self.limit);
         loop {
             match self.state(raw)? {
-                IN_PROGRESS if Instant::now() < deadline => std::thread::sleep(Duration::from_micros(50)),
+                IN_PROGRESS if deadline.is_none_or(|deadline| Instant::now() < deadline) => std::thread::sleep(Duration::from_micros(50)),
                 IN_PROGRESS => {
                     self.abort_locked(raw);
                     return Err(Error::NcclTimeout { call, limit: self.limit });

@@ -368,6 +368,10 @@ impl FusedIndexer<Sharded> {
     /// More rows than the scratch holds.
     pub fn selected(&self, rows: usize) -> Result<Selected<'_>, Error> {
         let scratch = &self.form.scratch;
+        let rows_max = scratch.spec().rows_max;
+        if rows > rows_max {
+            return Err(Unsupported::ScratchRows { rows, rows_max }.into());
+        }
         let slots = rows * self.layer.topk;
         let ids = scratch.ids.as_ref().filter(|_| self.ids);
         Ok(Selected {

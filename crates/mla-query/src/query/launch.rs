@@ -18,6 +18,7 @@ use crate::shape::MlaShape;
 /// are launched with them.
 #[derive(Clone, Debug)]
 pub struct MlaWeights {
+    device: Device,
     q_a: DevicePtr<u32>,
     kv_a: DevicePtr<u32>,
     q_b: DevicePtr<u16>,
@@ -32,7 +33,7 @@ impl MlaWeights {
     /// BF16 `q_a` `[1536]`, `kv_a` `[512]`, `q_b` `[heads * 192, 1536]`, `uk` `[heads, 128, 512]`, each 16-byte aligned.
     ///
     /// # Errors
-    /// A buffer that is short or misaligned.
+    /// A buffer that is short, misaligned or of another device.
     pub fn new(
         device: &Device,
         shape: &MlaShape,
@@ -41,6 +42,9 @@ impl MlaWeights {
         q_b: &View<'_, u16>,
         uk: &View<'_, u16>,
     ) -> Result<Self, MlaError> {
+        for view in [q_a, kv_a, q_b, uk] {
+            device.expect_same("weights", view.device())?;
+        }
         let heads = shape.heads() as usize;
         check("q_a norm weights", q_a, Q_LORA)?;
         check("kv_a norm weights", kv_a, KV_LORA)?;
@@ -49,6 +53,7 @@ impl MlaWeights {
         let uk = device.tensor_map_with(&uk_map(uk.ptr(), shape)?, L2Promotion::B128)?;
         let q_b_map = device.tensor_map_with(&qb_map(q_b.ptr(), shape)?, L2Promotion::B128)?;
         Ok(MlaWeights {
+            device: device.clone(),
             q_a: q_a.ptr_as(),
             kv_a: kv_a.ptr_as(),
             q_b: q_b.ptr(),
@@ -169,6 +174,7 @@ impl MlaQuery {
             };
             return Err(MlaError::WrongWeights { found: text(found), needed: text(needed) });
         }
+        self.check_devices(step)?;
         check_strides(shape, step.qkv_stride, step.cache.page_stride, step.cache.token_stride)?;
         let qkv = tokens.checked_sub(1).map_or(0, |rows| rows * step.qkv_stride + QKV);
         check("qkv", &step.qkv, qkv)?;
@@ -216,6 +222,30 @@ impl MlaQuery {
             eps: step.eps,
         };
         Ok(self.function.launch(stream, LaunchConfig::grid(shape.grid(tokens)).overlap(true), &args)?)
+    }
+
+    /// Everything lies on the kernel's device.
+    fn check_devices(&self, step: &MlaStep<'_>) -> Result<(), MlaError> {
+        let own = self.function.device();
+        let scalars = [("q_scale_inv", &step.q_scale_inv), ("k_scale", &step.k_scale)];
+        for (what, device) in [
+            ("qkv", Some(step.qkv.device())),
+            ("slots", Some(step.slots.device())),
+            ("weights", Some(&step.weights.device)),
+            ("query", Some(step.query.device())),
+            ("q_c", step.q_c.as_ref().map(View::device)),
+            ("cache", Some(step.cache.bytes.device())),
+            ("mailbox", step.mailbox.map(QueryMailbox::device)),
+            ("dropped", Some(step.dropped.device())),
+        ]
+        .into_iter()
+        .chain(scalars.map(|(what, view)| (what, view.as_ref().map(View::device))))
+        {
+            if let Some(device) = device {
+                own.expect_same(what, device)?;
+            }
+        }
+        Ok(())
     }
 
     /// What the kernel publishes with.

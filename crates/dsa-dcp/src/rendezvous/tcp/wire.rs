@@ -46,7 +46,9 @@ pub(super) fn parse_verdict(message: &[u8]) -> Option<RendezvousError> {
 pub(super) fn encode(error: &RendezvousError) -> Vec<u8> {
     use RendezvousError::*;
     let (tag, numbers, texts): (u8, [u64; 3], [&str; 2]) = match error {
-        Timeout { rank, missing, limit } => (0, [*rank as u64, *missing as u64, limit.as_nanos() as u64], [""; 2]),
+        Timeout { rank, missing, limit } => {
+            (0, [*rank as u64, *missing as u64, limit.as_nanos().try_into().unwrap_or(u64::MAX)], [""; 2])
+        }
         Abandoned { by } => (1, [*by as u64, 0, 0], [""; 2]),
         RankOutOfRange { rank, ranks } => (2, [*rank as u64, *ranks as u64, 0], [""; 2]),
         DuplicateRank { rank } => (3, [*rank as u64, 0, 0], [""; 2]),
