@@ -179,7 +179,9 @@ impl NcclComm {
         let deadline = Instant::now().checked_add(self.limit);
         loop {
             match self.state(raw)? {
-                IN_PROGRESS if deadline.is_none_or(|deadline| Instant::now() < deadline) => std::thread::sleep(Duration::from_micros(50)),
+                IN_PROGRESS if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
+                    std::thread::sleep(Duration::from_micros(50))
+                }
                 IN_PROGRESS => {
                     self.abort_locked(raw);
                     return Err(Error::NcclTimeout { call, limit: self.limit });
