@@ -56,8 +56,7 @@ impl DecodeLayer {
     /// when whatever waits for select passes; beside a late query, when whatever waits for the query does.
     ///
     /// # Errors
-    /// Sizes that disagree, before anything is launched as far as this layer sees them together; what `project`, a kernel
-    /// or the device refuses.
+    /// Sizes that disagree, before anything is launched; what `project`, a kernel or the device refuses.
     pub fn run<E: From<Error>>(
         &self,
         stream: &Stream,
@@ -71,6 +70,8 @@ impl DecodeLayer {
             return Err(Error::TooShort { buffer: "tokens of the MLA query", found, needed }.into());
         }
         expect_device(self.indexer.scratch().device(), "the MLA query's rows", mla.qkv.device())?;
+        self.query.check(mla).map_err(Error::from)?;
+        self.indexer.check_step(stream, step)?;
         if self.query.shape().late() {
             project(stream, None)?;
             let selected = self.indexer.run(stream, step)?;

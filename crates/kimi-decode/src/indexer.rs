@@ -14,7 +14,7 @@ use gpu::{Device, Stream, View};
 use crate::error::Error;
 use crate::layer::{self, LayerSpec, StepShape, Unsupported};
 use crate::scratch::{IndexerScratch, ScratchSpec};
-use crate::step::{Step, expect_device};
+use crate::step::{Checked, Step, expect_device};
 
 /// What a layer's indexer is built from.
 #[derive(Debug, Clone)]
@@ -152,10 +152,7 @@ impl FusedIndexer {
         if rows == 0 {
             return Ok(selected);
         }
-        let plan = self.form.plans.iter().find(|plan| plan.shape == step.shape);
-        let plan = plan.ok_or(Error::NotPlanned { shape: step.shape })?;
-        expect_device(self.form.scratch.device(), "stream", stream.device())?;
-        let checked = step.check(self.form.scratch.device(), self.kv.page(), self.form.scratch.spec().length_max)?;
+        let (plan, checked) = self.check(stream, step)?;
         plan.score.launch(
             stream,
             &ScoreStep {
@@ -183,6 +180,27 @@ impl FusedIndexer {
             },
         )?;
         Ok(selected)
+    }
+
+    /// What runs a step of some rows, once that is sure to fit.
+    fn check<'a>(&self, stream: &Stream, step: &Step<'a>) -> Result<(&Plan, Checked<'a>), Error> {
+        let scratch = &self.form.scratch;
+        let plan = self.form.plans.iter().find(|plan| plan.shape == step.shape);
+        let plan = plan.ok_or(Error::NotPlanned { shape: step.shape })?;
+        expect_device(scratch.device(), "stream", stream.device())?;
+        Ok((plan, step.check(scratch.device(), self.kv.page(), scratch.spec().length_max)?))
+    }
+
+    /// Whether [`run`](FusedIndexer::run) takes a step, for a caller that launches other things first.
+    ///
+    /// # Errors
+    /// As [`run`](FusedIndexer::run), before anything is launched.
+    pub fn check_step(&self, stream: &Stream, step: &Step<'_>) -> Result<(), Error> {
+        self.outputs(step.shape.rows)?;
+        if step.shape.rows > 0 {
+            self.check(stream, step)?;
+        }
+        Ok(())
     }
 
     /// The first `rows` rows of the scratch's outputs.

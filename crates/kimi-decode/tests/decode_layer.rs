@@ -258,7 +258,20 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let short = MlaStep { slots: whole.slots.view(..2).unwrap(), ..whole.mla() };
     let refused = whole.layer.run::<Error>(&whole.stream, &short, &whole.inputs.step(shape), |_, _| unreachable!());
     assert!(matches!(refused, Err(Error::Query(mla_query::MlaError::BufferTooShort { buffer: "slots", .. }))));
+    // What only the second of the two sees.
+    let unplanned = StepShape { rows: 4, q: 1 };
+    let step_of = |whole: &Whole| -> Option<Error> {
+        let run =
+            whole.layer.run::<Error>(&whole.stream, &whole.mla(), &whole.inputs.step(unplanned), |_, _| unreachable!());
+        run.err()
+    };
+    assert!(matches!(step_of(&whole), Some(Error::NotPlanned { .. } | Error::Unsupported(_))), "{:?}", step_of(&whole));
     assert!(whole.read_query().0.iter().all(|byte| *byte == POISON), "nothing was launched");
+    let late = Whole::new(&device, &step(), true);
+    late.poison();
+    let short = MlaStep { slots: late.slots.view(..2).unwrap(), ..late.mla() };
+    let refused = late.layer.run::<Error>(&late.stream, &short, &late.inputs.step(shape), |_, _| unreachable!());
+    assert!(matches!(refused, Err(Error::Query(mla_query::MlaError::BufferTooShort { buffer: "slots", .. }))));
 
     let silent = MlaQuery::new(&device, MlaShape::new(HEADS, 3, FORM, PAGE_TOKENS).unwrap()).unwrap();
     let Whole { layer, .. } = whole;

@@ -162,6 +162,24 @@ impl MlaQuery {
     /// # Errors
     /// Sizes that disagree, before anything is launched; a launch that the device refuses.
     pub fn launch(&self, stream: &Stream, step: &MlaStep<'_>) -> Result<(), MlaError> {
+        let args = self.args(step)?;
+        if step.tokens == 0 {
+            return Ok(());
+        }
+        let config = LaunchConfig::grid(self.shape.grid(step.tokens)).overlap(true);
+        Ok(self.function.launch(stream, config, &args)?)
+    }
+
+    /// Whether [`launch`](MlaQuery::launch) takes a step, for a caller that launches other things first.
+    ///
+    /// # Errors
+    /// Sizes that disagree.
+    pub fn check(&self, step: &MlaStep<'_>) -> Result<(), MlaError> {
+        self.args(step).map(drop)
+    }
+
+    /// A checked step as the kernel takes it.
+    fn args(&self, step: &MlaStep<'_>) -> Result<MlaArgs, MlaError> {
         let shape = &self.shape;
         let (tokens, heads) = (step.tokens, shape.heads() as usize);
         if tokens > shape.batch() as usize {
@@ -189,10 +207,7 @@ impl MlaQuery {
         }
         let capacity = self.check_cache(&step.cache)?;
         let publish = self.check_mailbox(step.mailbox)?;
-        if tokens == 0 {
-            return Ok(());
-        }
-        let args = MlaArgs {
+        Ok(MlaArgs {
             query: step.query.ptr(),
             q_c: step.q_c.as_ref().map_or(DevicePtr::NULL, View::ptr_as),
             cache: step.cache.bytes.ptr(),
@@ -220,8 +235,7 @@ impl MlaQuery {
             tokens: tokens as u32,
             heads: shape.heads(),
             eps: step.eps,
-        };
-        Ok(self.function.launch(stream, LaunchConfig::grid(shape.grid(tokens)).overlap(true), &args)?)
+        })
     }
 
     /// Everything lies on the kernel's device.
