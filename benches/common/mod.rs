@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each bench uses its part")]
 
 use std::cell::RefCell;
+use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use criterion::Criterion;
@@ -130,6 +131,29 @@ pub fn in_turn(rounds: usize, variants: &[&dyn Fn() -> Result<f64>]) -> Result<V
     }
     samples.iter_mut().for_each(|samples| samples.sort_by(f64::total_cmp));
     Ok(samples.into_iter().map(Samples).collect())
+}
+
+/// Samples on demand, so that another program can measure its own kernels in turn with these on the same device: for each
+/// line of the input one with the microseconds that `answer` gives, or `error TEXT`. Ends with the input.
+pub fn serve(mut answer: impl FnMut(&str) -> Result<f64>) -> Result<()> {
+    let mut out = std::io::stdout();
+    writeln!(out, "ready")?;
+    out.flush()?;
+    for line in std::io::stdin().lock().lines() {
+        match answer(line?.trim()) {
+            Ok(us) => writeln!(out, "{us:.3}")?,
+            Err(error) => writeln!(out, "error {error}")?,
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// The median of a few graphs, as an answer of [`serve`].
+pub fn median_us(stream: &Stream, graph: &Graph, launches: usize) -> Result<f64> {
+    const GRAPHS: usize = 5;
+    let samples = (0..GRAPHS).map(|_| graph_us(stream, graph, launches)).collect::<Result<_>>()?;
+    Ok(Samples::new(samples).median())
 }
 
 /// The criterion of every bench: short, since one sample is a graph of many launches.

@@ -4,21 +4,18 @@
 //! few graphs, or `error TEXT`. Ends with the input.
 
 use std::collections::HashMap;
-use std::io::{BufRead, Write};
 
 use gpu::{Device, Graph};
 
 use crate::What;
 use crate::cases::{self, Data};
-use crate::common::{Result, graph_us};
+use crate::common::{self, Result, graph_us, median_us};
 use crate::rig::{Pool, Rig};
-
-const GRAPHS_PER_ANSWER: usize = 5;
 
 pub fn serve(device: &Device, pool_pages: usize, topk: usize) -> Result<()> {
     let pool = Pool::new(device, &device.stream()?, pool_pages, Data::Random)?;
     let mut graphs: HashMap<String, (Rig, Graph, usize)> = HashMap::new();
-    let mut answer = |line: &str| -> Result<f64> {
+    let answer = |line: &str| -> Result<f64> {
         if !graphs.contains_key(line) {
             let mut words = line.split_whitespace();
             let mut word = || words.next().ok_or("a request is CASE Q WHAT");
@@ -34,22 +31,7 @@ pub fn serve(device: &Device, pool_pages: usize, topk: usize) -> Result<()> {
             graphs.insert(line.to_owned(), (rig, graph, launches));
         }
         let (rig, graph, launches) = &graphs[line];
-        let mut samples = Vec::new();
-        for _ in 0..GRAPHS_PER_ANSWER {
-            samples.push(graph_us(&rig.stream, graph, *launches)?);
-        }
-        samples.sort_by(f64::total_cmp);
-        Ok(samples[GRAPHS_PER_ANSWER / 2])
+        median_us(&rig.stream, graph, *launches)
     };
-    let mut out = std::io::stdout();
-    writeln!(out, "ready")?;
-    out.flush()?;
-    for line in std::io::stdin().lock().lines() {
-        match answer(line?.trim()) {
-            Ok(us) => writeln!(out, "{us:.3}")?,
-            Err(error) => writeln!(out, "error {error}")?,
-        }
-        out.flush()?;
-    }
-    Ok(())
+    common::serve(answer)
 }

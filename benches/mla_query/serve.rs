@@ -4,19 +4,16 @@
 //! median of a few graphs, or `error TEXT`. Ends with the input.
 
 use std::collections::HashMap;
-use std::io::{BufRead, Write};
 
 use dsa_core::layout::mla_entry::MlaCacheForm;
 use gpu::{Device, Graph};
 
-use crate::common::{Result, graph_us};
+use crate::common::{self, Result, graph_us, median_us};
 use crate::rig::{Rig, Variant};
-
-const GRAPHS_PER_ANSWER: usize = 5;
 
 pub fn serve(device: &Device) -> Result<()> {
     let mut graphs: HashMap<String, (Rig, Graph)> = HashMap::new();
-    let mut answer = |line: &str| -> Result<f64> {
+    let answer = |line: &str| -> Result<f64> {
         if !graphs.contains_key(line) {
             let mut words = line.split_whitespace();
             let mut word = || words.next().ok_or("a request is HEADS TOKENS VARIANT");
@@ -30,22 +27,7 @@ pub fn serve(device: &Device) -> Result<()> {
             graphs.insert(line.to_owned(), (rig, graph));
         }
         let (rig, graph) = &graphs[line];
-        let mut samples = Vec::new();
-        for _ in 0..GRAPHS_PER_ANSWER {
-            samples.push(graph_us(&rig.stream, graph, rig.launches())?);
-        }
-        samples.sort_by(f64::total_cmp);
-        Ok(samples[GRAPHS_PER_ANSWER / 2])
+        median_us(&rig.stream, graph, rig.launches())
     };
-    let mut out = std::io::stdout();
-    writeln!(out, "ready")?;
-    out.flush()?;
-    for line in std::io::stdin().lock().lines() {
-        match answer(line?.trim()) {
-            Ok(us) => writeln!(out, "{us:.3}")?,
-            Err(error) => writeln!(out, "error {error}")?,
-        }
-        out.flush()?;
-    }
-    Ok(())
+    common::serve(answer)
 }
