@@ -291,10 +291,42 @@ fn launches_that_do_not_fit_are_refused() {
             other => panic!("{other:?}"),
         };
         assert_eq!(refused(None), "peers");
-        assert_eq!(refused(Some(Push { rank: 2, ..push.clone() })), "peers");
+        for rank in [2, usize::MAX] {
+            assert_eq!(refused(Some(Push { rank, ..push.clone() })), "peers");
+        }
         assert_eq!(refused(Some(Push { epochs: words.view(..1).unwrap(), ..push.clone() })), "slot rows");
         assert_eq!(refused(Some(Push { length_max: 599, ..push })), "exchange rows in keys");
     });
+}
+
+#[test]
+fn views_of_another_device_are_refused() {
+    let [device, other] = [(); 2].map(|()| Device::simulated(gpu::SimConfig::default()));
+    let shape = LocalTopkShape::new(128, 256).unwrap().with_push(2).unwrap();
+    let kernel = IndexerLocalTopk::new(&device, shape).unwrap();
+    let rigs = [&device, &other].map(|device| Rig::new(device, 128, &[vec![0; 600]], 0));
+    let words = [&device, &other].map(|device| device.alloc_zeros::<u32>(4).unwrap());
+    let peers = [&device, &other].map(|device| device.alloc_zeros::<u64>(2).unwrap());
+    let step = || rigs[0].step();
+    let push = || Push {
+        peers: peers[0].as_view(),
+        epochs: words[0].as_view(),
+        status: words[0].as_view(),
+        rank: 0,
+        length_max: 600,
+    };
+    let refused = |step: LocalTopkStep<'_>, push: Push<'_>| {
+        let got = kernel.launch(&rigs[0].stream, &LocalTopkStep { push: Some(push), ..step });
+        assert!(matches!(got, Err(KernelError::Device(gpu::Error::WrongDevice { .. }))), "{got:?}");
+    };
+    refused(LocalTopkStep { logits: rigs[1].logits.as_view(), ..step() }, push());
+    refused(LocalTopkStep { tops: rigs[1].tops.as_view(), ..step() }, push());
+    refused(LocalTopkStep { row_ends: rigs[1].row_ends.as_view(), ..step() }, push());
+    refused(LocalTopkStep { out: rigs[1].out.as_view(), ..step() }, push());
+    refused(LocalTopkStep { counts: rigs[1].counts.view(..1).unwrap(), ..step() }, push());
+    refused(step(), Push { peers: peers[1].as_view(), ..push() });
+    refused(step(), Push { epochs: words[1].as_view(), ..push() });
+    refused(step(), Push { status: words[1].as_view(), ..push() });
 }
 
 #[test]

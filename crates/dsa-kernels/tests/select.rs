@@ -9,7 +9,7 @@ use dsa_core::ShapeError;
 use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::bf16;
 use dsa_core::numerics::order16::bits_of;
-use dsa_kernels::select::{IndexerSelect, SelectShape};
+use dsa_kernels::select::{IndexerSelect, SelectShape, SelectStep};
 use gpu::Device;
 
 const INFINITY: u16 = 0x7F80;
@@ -357,6 +357,36 @@ fn without_ids_nothing_is_written_to_them() {
     on_every_device(|device| {
         let rows = rows_of(LogitPattern::Gaussian, 640, &[0, 640, 641, 9000]);
         check_select(device, &Rows { ids: false, ..rows });
+    });
+}
+
+/// 16-byte stores where the rows allow them, others where not; nothing beside the rows is touched.
+#[test]
+fn outputs_may_start_at_any_element() {
+    on_every_device(|device| {
+        for topk in [128, 640] {
+            let rows = rows_of(LogitPattern::Gaussian, topk, &[0, 5, topk, topk + 1, 3000]);
+            let select = IndexerSelect::new(device, rows.shape()).unwrap();
+            let rig = SelectRig::new(device, &rows);
+            let want = rows.expected();
+            let n = rows.live() * topk;
+            for (out, ids) in [(0, 1), (1, 0), (2, 3), (3, 2), (4, 4)] {
+                rig.poison();
+                let step = SelectStep {
+                    out: rig.out.view(out..out + n).unwrap(),
+                    ids: Some(rig.ids.view(ids..ids + n).unwrap()),
+                    ..rig.step()
+                };
+                select.launch(&rig.stream, &step).unwrap();
+                let [out, ids] = [(&rig.out, out), (&rig.ids, ids)].map(|(buffer, start)| {
+                    let mut values = read_guarded(buffer, start + n, &rig.stream);
+                    let before = values.drain(..start);
+                    assert!(before.into_iter().all(|x| x == POISON32), "a write before an output");
+                    values
+                });
+                rig.check(&want, &[out, read_guarded(&rig.counts, rows.live(), &rig.stream), ids]);
+            }
+        }
     });
 }
 

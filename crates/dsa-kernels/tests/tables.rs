@@ -50,42 +50,51 @@ fn table_rows_may_lie_more_than_2_to_the_32_entries_apart_in_all() {
     });
 }
 
-/// A step whose second request's MLA table names blocks that do not exist, and the size of its cache.
-fn with_foreign_blocks() -> (DecodeStep, usize) {
-    let mut step = StepSpec::new(6, 1, 128, &[700, 700]).build().unwrap();
-    let blocks = *step.kv_table.iter().filter(|id| **id < 1 << 16).max().unwrap() as usize + 1;
-    let row = step.kv_table_stride;
+/// A step in whose MLA tables every third entry names a block that does not exist, and the size of its cache.
+fn with_foreign_blocks(kv_page: usize) -> (DecodeStep, usize) {
+    // A row that takes all its keys; of those that select, with pages of one token the last has a table too long for
+    // shared memory.
+    let spec = StepSpec::new(6, 1, 128, &[100, 700, 3000]);
+    let mut step = StepSpec { kv_page, kv_block_rows: kv_page + 3, ..spec }.build().unwrap();
+    let blocks = (0..step.rows).map(|row| step.row_len(row).div_ceil(kv_page)).sum();
     let bad = [-1, i32::MIN, i32::MAX, blocks as i32, 1 << 26, 1_000_000];
-    step.kv_table[row..row + bad.len()].copy_from_slice(&bad);
+    for row in 0..step.rows {
+        let first = row * step.kv_table_stride;
+        let needed = first..first + step.row_len(row).div_ceil(kv_page);
+        step.kv_table[needed].iter_mut().step_by(3).zip(bad.into_iter().cycle()).for_each(|(id, bad)| *id = bad);
+    }
     (step, blocks)
 }
 
 #[test]
 fn table_entries_that_name_no_block_give_minus_one() {
     on_every_device(|device| {
-        let (step, blocks) = with_foreign_blocks();
-        let resident = Resident::new(device, &step);
-        let (score, select) = kernels(device, &step);
-        let mut select_step = resident.select_step(&step);
-        select_step.kv = KvShape::new(step.kv_page, step.kv_block_rows, blocks).unwrap();
-        score.launch(resident.stream(), &resident.inputs.score_step(&step), &resident.compact()).unwrap();
-        select.launch(resident.stream(), &select_step).unwrap();
-        let got = resident.read(&step);
-        let mut outside = 0;
-        for row in 0..step.rows {
-            let logits = got.logits[row].as_ref().unwrap();
-            let ids = oracle::select::select_ids(logits, step.topk);
-            let at = row * step.topk;
-            assert_eq!(got.counts[row] as usize, ids.len());
-            for (slot, id) in ids.iter().enumerate() {
-                let block = step.kv_table_row(row)[id / step.kv_page];
-                let inside = usize::try_from(block).is_ok_and(|block| block < blocks);
-                outside += usize::from(!inside);
-                let want = if inside { block * step.kv_block_rows as i32 + (id % step.kv_page) as i32 } else { -1 };
-                assert_eq!(got.ids[at + slot], *id as i32);
-                assert_eq!(got.out[at + slot], want, "row {row}, key {id}, block {block}");
+        for kv_page in [1, 64] {
+            let (step, blocks) = with_foreign_blocks(kv_page);
+            let resident = Resident::new(device, &step);
+            let (score, select) = kernels(device, &step);
+            let mut select_step = resident.select_step(&step);
+            select_step.kv = KvShape::new(kv_page, step.kv_block_rows, blocks).unwrap();
+            score.launch(resident.stream(), &resident.inputs.score_step(&step), &resident.compact()).unwrap();
+            select.launch(resident.stream(), &select_step).unwrap();
+            let got = resident.read(&step);
+            for row in 0..step.rows {
+                let all = || (0..step.row_len(row)).collect();
+                let ids =
+                    got.logits[row].as_ref().map_or_else(all, |logits| oracle::select::select_ids(logits, step.topk));
+                let at = row * step.topk;
+                assert_eq!(got.counts[row] as usize, ids.len());
+                let mut outside = 0;
+                for (slot, id) in ids.iter().enumerate() {
+                    let block = step.kv_table_row(row)[id / kv_page];
+                    let inside = usize::try_from(block).is_ok_and(|block| block < blocks);
+                    outside += usize::from(!inside);
+                    let want = if inside { block * step.kv_block_rows as i32 + (id % kv_page) as i32 } else { -1 };
+                    assert_eq!(got.ids[at + slot], *id as i32);
+                    assert_eq!(got.out[at + slot], want, "row {row}, key {id}, block {block}");
+                }
+                assert!(outside > 0 && outside < ids.len(), "row {row}");
             }
         }
-        assert!(outside > 0);
     });
 }

@@ -101,7 +101,9 @@ impl IndexerLocalTopk {
             ("row ends", step.row_ends.device()),
             ("out", step.out.device()),
             ("counts", step.counts.device()),
+            ("exchange", push.map_or(step.out.device(), |push| push.peers.device())),
             ("exchange", push.map_or(step.out.device(), |push| push.epochs.device())),
+            ("exchange", push.map_or(step.out.device(), |push| push.status.device())),
         ] {
             self.function.device().expect_same(what, device)?;
         }
@@ -135,7 +137,7 @@ impl IndexerLocalTopk {
             (None, None) => {}
             (Some(push), Some(ranks)) => {
                 check_len(KERNEL, "peers", push.peers.len(), ranks as usize)?;
-                check_len(KERNEL, "peers", ranks as usize, push.rank + 1)?;
+                check_len(KERNEL, "peers", ranks as usize, push.rank.saturating_add(1))?;
                 check_len(KERNEL, "slot rows", push.epochs.len(), rows)?;
                 check_len(KERNEL, "status", push.status.len(), 1)?;
                 check_len(KERNEL, "exchange rows in keys", push.length_max, step.length_max)?;
