@@ -24,6 +24,8 @@ use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkArgs, LocalTopkStep, bu
 use gpu::{Buffer, Device, Function, Graph, LaunchConfig, SimConfig, Stream};
 use parking_lot::Mutex;
 use ptx::{Kernel, KernelIr, Target};
+use test_devices::gpu_only;
+pub use test_devices::sim_config;
 
 /// What outputs hold before a run.
 pub const POISON: u8 = 0xA5;
@@ -551,8 +553,7 @@ pub fn in_every_order(spec: &Spec, seeds: u64, body: impl Fn(&Group)) {
 }
 
 fn in_orders(configs: impl IntoIterator<Item = SimConfig>, spec: &Spec, body: impl Fn(&Group)) {
-    if std::env::var("DSA_EXECUTOR").is_ok_and(|only| only == "gpu") {
-        println!("SKIPPED: the simulator (DSA_EXECUTOR=gpu)");
+    if gpu_only() {
         return;
     }
     configs.into_iter().for_each(|config| body(&Group::simulated(spec, config)));
@@ -578,14 +579,6 @@ pub fn on_gpu(spec: &Spec, body: impl Fn(&Group)) {
         }
         Err(error) if error.is_unavailable() => println!("SKIPPED: no CUDA device ({error})"),
         Err(error) => panic!("a CUDA device is present but unusable: {error}"),
-    }
-}
-
-/// The simulator, seeded by `SIM_SEED` if that is set.
-pub fn sim_config() -> SimConfig {
-    match std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => SimConfig::seeded(seed),
-        None => SimConfig::default(),
     }
 }
 

@@ -13,16 +13,13 @@ use kimi_decode::{
     Error, FusedIndexer, IndexerConfig, IndexerScratch, LayerSpec, ScratchSpec, Selected, Step, StepShape, StepTable,
 };
 pub use test_devices::cuda;
+use test_devices::gpu_only;
 
 /// The simulator in its own order and in two random ones, and a GPU if there is one.
 pub fn devices() -> Vec<Device> {
-    let mut devices = vec![
-        Device::simulated(SimConfig::default()),
-        Device::simulated(SimConfig::seeded(1)),
-        Device::simulated(SimConfig { sms: 7, ..SimConfig::seeded(2) }),
-    ];
-    devices.extend(cuda());
-    devices
+    let orders = [SimConfig::default(), SimConfig::seeded(1), SimConfig { sms: 7, ..SimConfig::seeded(2) }];
+    let simulated = orders.into_iter().filter(|_| !gpu_only()).map(Device::simulated);
+    simulated.chain(cuda()).collect()
 }
 
 /// The spec of a layer over a step's caches.
