@@ -29,6 +29,8 @@ const SYMBOLS: &[&CStr] = &[
     c"cuDevicePrimaryCtxRetain",
     c"cuDevicePrimaryCtxRelease_v2",
     c"cuCtxGetCurrent",
+    c"cuCtxGetLimit",
+    c"cuCtxSetLimit",
     c"cuCtxSetCurrent",
     c"cuCtxSynchronize",
     c"cuCtxEnablePeerAccess",
