@@ -13,8 +13,8 @@
 //!
 //! # Synchronisation
 //! - The query kernel of call n refills this rank's box of call n - 1 after its dependency wait: whoever read that box is
-//!   then done, as long as every kernel in between waits for its own dependencies. Each thread that publishes has seen its CTA's share of the refill done and fences at system scope before
-//!   its first store to a peer.
+//!   then done, as long as every kernel in between waits for its own dependencies. Each thread that publishes has seen its
+//!   CTA's share of the refill done and fences at system scope before its first store to a peer.
 //! - A peer that has gathered call n has polled, and acquired by a fence at system scope, something of every CTA of this
 //!   rank's query kernel. So its stores of call n + 1, in kernels after that gather, come after the refill.
 //! - The number of the call is on the device and moves once per query kernel, when all of its CTAs have read it: eager and
@@ -22,7 +22,8 @@
 //!   its own dependency wait.
 //! - A store may become visible word by word: readiness is looked for in every word of a 16-byte chunk.
 //! - Polls are bounded. When time runs out the kernel notes who is late and ends; rows that did not arrive are NaN where
-//!   they are copied, and whatever the box holds in place. The rank then publishes nothing until the mailbox is [reset](QueryMailbox::reset), so that its peers run out of time in turn.
+//!   they are copied, and whatever the box holds in place. The rank then publishes nothing until the mailbox is
+//!   [reset](QueryMailbox::reset), so that its peers run out of time in turn.
 //!
 //! All ranks make the same calls with the same number of tokens. A rank that publishes reads no peer's memory, and what
 //! gathers starts after its own rank's query kernel has ended: no CTA waits for one that cannot start.
