@@ -65,10 +65,10 @@ fn every_pattern_is_exact_either_side_of_every_edge() {
 fn listed_keys_may_spread_beyond_the_bins() {
     on_every_device(|device| {
         for topk in [128, 2048] {
-            // The K-th top is `low`, the K-th key `distance` above it; `ties` more keys equal it.
-            let row = |distance: u16, ties: usize| -> Vec<u16> {
-                let (low, full) = (0x8100u16, topk / 8);
-                let mut vectors: Vec<[u16; 8]> = vec![[low + distance + 5; 8]; full];
+            // The K-th top is `low`, the K-th key `distance` above it, the highest `over` further; `ties` more equal the K-th.
+            let row = |(low, over): (u16, u16), distance: u16, ties: usize| -> Vec<u16> {
+                let full = topk / 8;
+                let mut vectors: Vec<[u16; 8]> = vec![[low + distance + over; 8]; full];
                 vectors[full - 1][3] = low + distance;
                 vectors.extend((full..topk - 1).map(|i| {
                     let top = if i - full < ties { low + distance } else { low + distance.saturating_sub(1).min(3) };
@@ -80,8 +80,11 @@ fn listed_keys_may_spread_beyond_the_bins() {
                 vectors.concat().into_iter().map(bits_of).collect()
             };
             let distances = [0, 1, 31, 32, 2040, 2045, 2046, 2047, 2048, 2049, 4094, 20_000];
-            let rows = distances.iter().flat_map(|&d| [0, 1, 40].map(|ties| row(d, ties)));
-            check_select(device, &Rows::new(topk, rows.collect()));
+            // The second ends a span of exactly one key too many, with distance 2047, at the end of four bins.
+            for bounds in [(0x8100, 5), (0x80FF, 1)] {
+                let rows = distances.iter().flat_map(|&d| [0, 1, 40].map(|ties| row(bounds, d, ties)));
+                check_select(device, &Rows::new(topk, rows.collect()));
+            }
         }
     });
 }
