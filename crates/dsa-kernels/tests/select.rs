@@ -65,7 +65,8 @@ fn every_pattern_is_exact_either_side_of_every_edge() {
 fn listed_keys_may_spread_beyond_the_bins() {
     on_every_device(|device| {
         for topk in [128, 2048] {
-            // The K-th top is `low`, the K-th key `distance` above it, the highest `over` further; `ties` more equal the K-th.
+            // The K-th top is `low`, the K-th key `distance` above it, the highest `over` further; `ties` more equal the
+            // K-th.
             let row = |(low, over): (u16, u16), distance: u16, ties: usize| -> Vec<u16> {
                 let full = topk / 8;
                 let mut vectors: Vec<[u16; 8]> = vec![[low + distance + over; 8]; full];
