@@ -15,7 +15,9 @@ const KERNEL: &str = "select";
 /// The inputs and outputs of one step.
 #[derive(Clone, Debug)]
 pub struct SelectStep<'a> {
-    /// Compact BF16 logits, as score wrote them; 16-byte aligned.
+    /// Compact BF16 logits, as score wrote them; 16-byte aligned. Logits and tops must be of the same launch of score, with
+    /// these `row_ends` and this `length_max`: tops that are not their logits' largest are outside the contract, and
+    /// can make the kernel fault.
     pub logits: View<'a, u16>,
     /// Tops, as score wrote them; 16-byte aligned.
     pub tops: View<'a, u16>,
