@@ -11,6 +11,7 @@ use dsa_kernels::local_topk::Push;
 use gpu::{Buffer, Device, Stream};
 
 use crate::error::DcpError;
+use crate::group_shape::agree_on_shape;
 use crate::layout::{STATUS_WORDS, SymmetricLayout, decode_status};
 use crate::rendezvous::{PeerMemory, Rendezvous};
 use crate::shape::ExchangeShape;
@@ -70,21 +71,6 @@ impl std::fmt::Debug for Exchange {
     }
 }
 
-/// Every rank of `group` has the same shape. Collective.
-pub(crate) fn agree_on_shape(group: &dyn Rendezvous, shape: ExchangeShape, limit: Duration) -> Result<(), DcpError> {
-    if group.ranks() != shape.ranks() {
-        return Err(DcpError::GroupSize { group: group.ranks(), shape: shape.ranks() });
-    }
-    let rank = group.rank();
-    for (peer, theirs) in group.all_gather(&shape.encode(), limit)?.iter().enumerate() {
-        if *theirs != shape.encode() {
-            let (ours, theirs) = (shape.to_string(), ExchangeShape::describe(theirs));
-            return Err(DcpError::PeerMismatch { rank, peer, ours, theirs });
-        }
-    }
-    Ok(())
-}
-
 /// No rank of `group` has `captured`. Collective.
 pub(crate) fn refuse_captured(
     group: &dyn Rendezvous,
@@ -118,7 +104,7 @@ impl Exchange {
         shape: ExchangeShape,
         limits: Limits,
     ) -> Result<Self, DcpError> {
-        agree_on_shape(&*group, shape, limits.collective)?;
+        agree_on_shape(&*group, &shape, limits.collective)?;
         let words = SymmetricLayout::new(shape).bytes().div_ceil(8);
         // Zeroed before any peer learns the address.
         let memory = Arc::new(device.alloc_zeros::<u64>(words)?);

@@ -27,7 +27,8 @@ use parking_lot::Mutex;
 
 use crate::all_gather::{AllGather, finished};
 use crate::error::DcpError;
-use crate::exchange::{Limits, agree_on_shape, refuse_captured};
+use crate::exchange::{Limits, refuse_captured};
+use crate::group_shape::agree_on_shape;
 use crate::layout::{LATE_GATHER, STATUS_WORDS, decode_status};
 use crate::rendezvous::Rendezvous;
 use crate::shape::ExchangeShape;
@@ -118,7 +119,7 @@ impl GatheredExchange {
         if (gather.rank(), gather.ranks()) != (group.rank(), group.ranks()) {
             return Err(DcpError::GroupSize { group: gather.ranks(), shape: group.ranks() });
         }
-        agree_on_shape(&*group, shape, limits.collective)?;
+        agree_on_shape(&*group, &shape, limits.collective)?;
         let len = |rows| part_words(&shape, rows) / 2;
         let sent = Arc::new(device.alloc_zeros(len(shape.rows()))?);
         let received = device.alloc_zeros(len(shape.rows()) * shape.ranks())?;

@@ -14,6 +14,7 @@ pub mod all_gather;
 pub mod error;
 pub mod exchange;
 pub mod gathered;
+mod group_shape;
 pub mod layout;
 pub mod local_ends;
 pub mod mailbox;

@@ -43,6 +43,7 @@ use gpu::{Buffer, Device, Stream, View};
 
 use crate::error::DcpError;
 use crate::exchange::Limits;
+use crate::group_shape::agree_on_shape;
 use crate::rendezvous::{PeerMemory, Rendezvous};
 
 pub use gather::{Gather, GatherShape, GatherStep};
@@ -121,16 +122,7 @@ impl QueryMailbox {
         shape: MailboxShape,
         limits: Limits,
     ) -> Result<Self, DcpError> {
-        if group.ranks() != shape.ranks() {
-            return Err(DcpError::GroupSize { group: group.ranks(), shape: shape.ranks() });
-        }
-        let rank = group.rank();
-        for (peer, theirs) in group.all_gather(&shape.encode(), limits.collective)?.iter().enumerate() {
-            if *theirs != shape.encode() {
-                let (ours, theirs) = (shape.to_string(), MailboxShape::describe(theirs));
-                return Err(DcpError::PeerMismatch { rank, peer, ours, theirs });
-            }
-        }
+        agree_on_shape(&*group, &shape, limits.collective)?;
         let memory = Arc::new(device.alloc::<u64>(shape.bytes() / 8)?);
         let stream = device.stream()?;
         // Refilled before any peer learns the address.

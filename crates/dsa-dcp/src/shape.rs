@@ -7,6 +7,7 @@ use dsa_core::{Ownership, ShapeError};
 use dsa_kernels::local_topk::LocalTopkShape;
 
 use crate::error::DcpError;
+use crate::group_shape::GroupShape;
 
 /// Sizes of an exchange; equal on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,15 +128,19 @@ impl ExchangeShape {
     pub fn local_topk(&self) -> Result<LocalTopkShape, ShapeError> {
         LocalTopkShape::new(self.n, self.topk)?.with_push(self.ranks())
     }
+}
 
-    /// The numbers that must agree between ranks.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+impl GroupShape for ExchangeShape {
+    fn ranks(&self) -> usize {
+        ExchangeShape::ranks(self)
+    }
+
+    fn encode(&self) -> Vec<u8> {
         let numbers = [self.own.ranks(), self.own.interleave(), self.rows, self.n, self.topk, self.context_len_max];
         numbers.iter().flat_map(|&n| (n as u64).to_le_bytes()).collect()
     }
 
-    /// What [`encode`](ExchangeShape::encode) of another rank says, for people.
-    pub(crate) fn describe(bytes: &[u8]) -> String {
+    fn describe(bytes: &[u8]) -> String {
         let numbers: Vec<usize> = bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes) as usize).collect();
         let shape = match numbers[..] {
             [ranks, interleave, rows, n, topk, context_len_max] => Ownership::new(ranks, interleave)

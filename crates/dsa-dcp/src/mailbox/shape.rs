@@ -6,6 +6,7 @@ use dsa_core::layout::mla_rows::QUERY;
 
 use super::layout::{BOXES, CHUNK_BYTES};
 use crate::error::DcpError;
+use crate::group_shape::GroupShape;
 
 /// Element of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -138,15 +139,21 @@ impl MailboxShape {
         let row = token * self.q_heads() + rank * self.heads() + head;
         call as usize % BOXES * self.box_bytes() + row * self.row_bytes()
     }
+}
 
-    /// The numbers that must agree between ranks.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+const _: () = assert!(QUERY.is_multiple_of(CHUNK_BYTES), "rows are whole chunks");
+
+impl GroupShape for MailboxShape {
+    fn ranks(&self) -> usize {
+        MailboxShape::ranks(self)
+    }
+
+    fn encode(&self) -> Vec<u8> {
         let MailboxShape { ranks, heads, q_heads, tokens, element } = *self;
         [ranks, heads, q_heads, tokens, element.bytes() as u32].iter().flat_map(|n| n.to_le_bytes()).collect()
     }
 
-    /// What [`encode`](MailboxShape::encode) of another rank says, for people.
-    pub(crate) fn describe(bytes: &[u8]) -> String {
+    fn describe(bytes: &[u8]) -> String {
         let numbers: Vec<usize> = bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize).collect();
         let shape = match numbers[..] {
             [ranks, heads, q_heads, tokens, element @ 1..=2] => {
@@ -158,8 +165,6 @@ impl MailboxShape {
         shape.map_or_else(|| format!("an unknown kind ({} bytes)", bytes.len()), |shape| shape.to_string())
     }
 }
-
-const _: () = assert!(QUERY.is_multiple_of(CHUNK_BYTES), "rows are whole chunks");
 
 #[cfg(test)]
 mod tests {
