@@ -12,38 +12,17 @@ captured as it is, without the time that Python needs to launch it.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 
 import torch
+
+from serving import Ours
 
 Q_LORA, KV_LORA, NOPE, ROPE = 1536, 512, 128, 64
 WEIGHT_BYTES = 240 << 20
 EPS = 1e-5
 ENTRY = 656
 CASES = "6:1,6:2,6:4,6:8,6:64,6:128,12:1,12:2,12:4,12:8,12:64,12:128"
-
-
-class Ours:
-    """The bench in serving mode: samples on demand."""
-
-    def __init__(self, binary):
-        env = dict(os.environ, BENCH_SERVE="1")
-        self.process = subprocess.Popen(
-            [binary, "--bench"], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        if self.process.stdout.readline().strip() != "ready":
-            raise SystemExit(f"{binary} does not serve")
-
-    def sample(self, heads, tokens):
-        self.process.stdin.write(f"{heads} {tokens} planned\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline().strip()
-        try:
-            return float(answer)
-        except ValueError:
-            raise SystemExit(f"ours, {heads} heads, {tokens} tokens: {answer}") from None
 
 
 def norm(x, weight):
@@ -134,10 +113,10 @@ def main():
     for case in args.cases.split(","):
         heads, tokens = map(int, case.split(":"))
         other = Torch(heads, tokens, args.mode)
-        ours.sample(heads, tokens)
+        ours.sample(f"{heads} {tokens} planned")
         samples = {"ours": [], "torch.compile": []}
         for _ in range(args.rounds):
-            samples["ours"].append(ours.sample(heads, tokens))
+            samples["ours"].append(ours.sample(f"{heads} {tokens} planned"))
             samples["torch.compile"].append(other.sample())
         medians = {name: statistics.median(times) for name, times in samples.items()}
         results[case] = medians
@@ -146,6 +125,7 @@ def main():
         print(f"{heads} heads, {tokens} tokens: {line} | {ratio:.2f}", flush=True)
         del other
         torch.cuda.empty_cache()
+    ours.close()
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=1)

@@ -12,11 +12,11 @@ top_k_page_table_transform maps to KV rows: `default` leaves ties and order open
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 
 import torch
+
+from serving import Ours
 
 K = 2048
 PAGE = 64
@@ -29,30 +29,6 @@ CASES = {
     "b64_64k": [65536] * 64,
     "b32_mixed": [int(1024 * 128 ** (i / 31)) for i in range(32)],
 }
-
-
-class Ours:
-    """The bench in serving mode: samples on demand."""
-
-    def __init__(self, binary):
-        env = dict(os.environ, BENCH_SERVE="1")
-        self.process = subprocess.Popen(
-            [binary, "--bench"], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        if self.process.stdout.readline().strip() != "ready":
-            raise SystemExit(f"{binary} does not serve")
-
-    def sample(self, case, what):
-        self.process.stdin.write(f"{case} 1 {what}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline().strip()
-        try:
-            return float(answer)
-        except ValueError:
-            raise SystemExit(f"ours, {case} {what}: {answer}") from None
-
-    def close(self):
-        self.process.communicate()
 
 
 class Graph:
@@ -157,8 +133,8 @@ def main():
             check(name, inputs, graphs[name].result)
         samples = {"ours": [], "ours after score": [], **{name: [] for name in graphs}}
         for _ in range(args.rounds):
-            samples["ours"].append(ours.sample(case, "select"))
-            samples["ours after score"].append(ours.sample(case, "score+select") - ours.sample(case, "score"))
+            samples["ours"].append(ours.sample(f"{case} 1 select"))
+            samples["ours after score"].append(ours.sample(f"{case} 1 score+select") - ours.sample(f"{case} 1 score"))
             for name, graph in graphs.items():
                 samples[name].append(graph.sample())
         medians = {name: statistics.median(times) for name, times in samples.items()}
