@@ -53,10 +53,44 @@ pub fn print_device(device: &Device, l2: &str) {
 }
 
 /// The numbers of an environment variable, separated by commas.
-pub fn numbers(variable: &str, default: &[usize]) -> Vec<usize> {
-    match std::env::var(variable) {
-        Ok(list) => list.split(',').filter_map(|n| n.parse().ok()).collect(),
-        Err(_) => default.to_vec(),
+///
+/// # Errors
+/// Anything else in it, or nothing.
+pub fn numbers(variable: &str, default: &[usize]) -> Result<Vec<usize>> {
+    let Some(list) = std::env::var_os(variable) else { return Ok(default.to_vec()) };
+    let list = list.to_string_lossy();
+    list.split(',')
+        .map(|n| n.trim().parse().map_err(|_| format!("{variable}={list}: {n:?} is no number").into()))
+        .collect()
+}
+
+/// The one number of an environment variable, if it is set.
+///
+/// # Errors
+/// Anything else in it.
+pub fn number(variable: &str) -> Result<Option<usize>> {
+    match numbers(variable, &[])?[..] {
+        [] => Ok(None),
+        [n] => Ok(Some(n)),
+        _ => Err(format!("{variable} is one number").into()),
+    }
+}
+
+/// Runs `gpu` on what was found, or `simulator` where there is no GPU that could be used; exits with 1 if that fails. A
+/// GPU that is there and does not work is a failure.
+pub fn run<T>(
+    found: Result<T, gpu::Error>,
+    gpu: impl FnOnce(T) -> Result<()>,
+    simulator: impl FnOnce(&str) -> Result<()>,
+) {
+    let result = match found {
+        Ok(found) => gpu(found),
+        Err(error) if error.is_unavailable() => simulator(&error.to_string()),
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = result {
+        eprintln!("bench failed: {error}");
+        std::process::exit(1);
     }
 }
 
@@ -88,7 +122,7 @@ impl Samples {
 /// Microseconds of one launch of a graph of `launches`, once, after a pause of `BENCH_PAUSE_MS` (none). Back to back, a kernel
 /// that is near the power limit runs at the clock that the limit leaves, after pauses at the highest.
 pub fn graph_us(stream: &Stream, graph: &Graph, launches: usize) -> Result<f64> {
-    std::thread::sleep(Duration::from_millis(numbers("BENCH_PAUSE_MS", &[0])[0] as u64));
+    std::thread::sleep(Duration::from_millis(number("BENCH_PAUSE_MS")?.unwrap_or(0) as u64));
     let (start, end) = (stream.device().event()?, stream.device().event()?);
     start.record(stream)?;
     graph.launch(stream)?;

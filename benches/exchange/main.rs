@@ -24,7 +24,7 @@ use dsa_dcp::merge;
 use dsa_kernels::local_topk;
 use gpu::{Device, Graph, SimConfig};
 
-use common::{Peak, Report, Result, Samples, graph_us, in_turn, numbers, print_device, wanted};
+use common::{Peak, Report, Result, Samples, graph_us, in_turn, number, numbers, print_device, wanted};
 use group::Group;
 use rig::{Rig, Spec};
 
@@ -52,7 +52,7 @@ impl Bench {
 
     /// The local select, with its push and without.
     fn local(&mut self) -> Result<()> {
-        for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132]) {
+        for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132])? {
             let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
             let rig = Rig::new(&self.devices[..1], spec)?;
             rig.run_checked()?;
@@ -81,7 +81,7 @@ impl Bench {
 
     /// The merge of words that are all there.
     fn merge(&mut self) -> Result<()> {
-        for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132, 310]) {
+        for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132, 310])? {
             let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
             let rig = Rig::new(&self.devices[..1], spec)?;
             rig.run_checked()?;
@@ -109,12 +109,12 @@ impl Bench {
         // On one GPU all CTAs of all ranks must be resident together.
         let rows_max = if several { usize::MAX } else { 64 };
         for n in [N, 1152] {
-            for rows in numbers("BENCH_ROWS", &[1, 8, 64, 310]).into_iter().filter(|rows| *rows <= rows_max) {
+            for rows in numbers("BENCH_ROWS", &[1, 8, 64, 310])?.into_iter().filter(|rows| *rows <= rows_max) {
                 let spec = Spec { ranks: 2, n, topk: TOPK, rows, local_len: LOCAL_LEN };
                 Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
             }
         }
-        for rows in numbers("BENCH_ROWS", &[1, 8]).into_iter().filter(|rows| *rows <= 8) {
+        for rows in numbers("BENCH_ROWS", &[1, 8])?.into_iter().filter(|rows| *rows <= 8) {
             let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
             Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
         }
@@ -125,7 +125,7 @@ impl Bench {
 fn bench_gpu(devices: Vec<Device>) -> Result<()> {
     print_device(&devices[0], "warm");
     println!("{} GPUs", devices.len());
-    let samples = numbers("BENCH_SAMPLES", &[15])[0];
+    let samples = number("BENCH_SAMPLES")?.unwrap_or(15);
     let mut bench = Bench { devices, report: Report::default(), samples };
     if wanted("BENCH_PARTS", "link") {
         group::link(&bench.devices, &mut bench.report, samples)?;
@@ -160,13 +160,7 @@ fn bench_simulator(why: &str) -> Result<()> {
 }
 
 fn main() {
-    let gpus = Device::cuda_count().and_then(|count| (0..count).map(Device::cuda).collect::<Result<Vec<_>, _>>());
-    let result = match gpus {
-        Ok(devices) => bench_gpu(devices),
-        Err(error) => bench_simulator(&error.to_string()),
-    };
-    if let Err(error) = result {
-        eprintln!("bench failed: {error}");
-        std::process::exit(1);
-    }
+    // With a driver but no device, the first says so.
+    let gpus = Device::cuda_count().and_then(|count| (0..count.max(1)).map(Device::cuda).collect());
+    common::run(gpus, bench_gpu, bench_simulator);
 }

@@ -30,7 +30,7 @@ use gpu::Device;
 use kimi_decode::{FusedIndexer, IndexerConfig, IndexerScratch, LayerSpec, ScratchSpec, StepShape};
 
 use cases::{Case, Data};
-use common::{Peak, Report, Result, numbers, print_device, time_graph};
+use common::{Peak, Report, Result, number, numbers, print_device, time_graph};
 use rig::{Pool, Rig};
 
 const DEFAULT_TOPK: usize = 2048;
@@ -118,7 +118,7 @@ impl Bench<'_> {
     fn reference(&mut self) -> Result<()> {
         let pool = Pool::new(self.device, &self.device.stream()?, POOL_PAGES, Data::Random)?;
         for case in cases::reference() {
-            for &q in &numbers("BENCH_Q", &[1, 2, 4, 8]) {
+            for &q in &numbers("BENCH_Q", &[1, 2, 4, 8])? {
                 let rig = Rig::new(self.device, POOL_PAGES, &case, q, self.topk)?;
                 rig.check(&pool)?;
                 let score = self.time(&rig, &pool, &case, q, Data::Random, What::Score)?;
@@ -189,12 +189,12 @@ impl Bench<'_> {
 }
 
 fn bench_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
-    let topk = numbers("BENCH_TOPK", &[DEFAULT_TOPK])[0];
+    let topk = number("BENCH_TOPK")?.unwrap_or(DEFAULT_TOPK);
     if std::env::var_os("BENCH_SERVE").is_some() {
         return serve::serve(device, POOL_PAGES, topk);
     }
     print_device(device, "cold");
-    if let Some(mb) = numbers("BENCH_L2_MB", &[]).first() {
+    if let Some(mb) = number("BENCH_L2_MB")? {
         println!("{} MB of L2 reserved for lines stored with evict-last", device.reserve_l2(mb << 20)? >> 20);
     }
     let mut bench = Bench { criterion, device, report: Report::default(), topk };
@@ -230,15 +230,16 @@ fn bench_simulator(c: &mut Criterion, why: &str) -> Result<()> {
 
 fn main() {
     let started = Instant::now();
-    let mut criterion = common::criterion();
-    let result = match Device::cuda(0) {
-        Ok(device) => bench_gpu(&mut criterion, &device),
-        Err(error) => bench_simulator(&mut criterion, &error.to_string()),
+    let summed_up = |bench: &dyn Fn(&mut Criterion) -> Result<()>| {
+        let mut criterion = common::criterion();
+        bench(&mut criterion)?;
+        criterion.final_summary();
+        Ok(())
     };
-    if let Err(error) = result {
-        eprintln!("bench failed: {error}");
-        std::process::exit(1);
-    }
-    criterion.final_summary();
+    common::run(
+        Device::cuda(0),
+        |device| summed_up(&|criterion| bench_gpu(criterion, &device)),
+        |why| summed_up(&|criterion| bench_simulator(criterion, why)),
+    );
     println!("benches took {:.1} s", started.elapsed().as_secs_f64());
 }

@@ -97,8 +97,8 @@ fn bench_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
         Err(_) => Vec::new(),
     };
     let mut bench = Bench { criterion, device, report: Report::default() };
-    for heads in numbers("BENCH_HEADS", &[6, 12]) {
-        for tokens in numbers("BENCH_TOKENS", &[1, 2, 4, 8, 16, 32, 64, 128]) {
+    for heads in numbers("BENCH_HEADS", &[6, 12])? {
+        for tokens in numbers("BENCH_TOKENS", &[1, 2, 4, 8, 16, 32, 64, 128])? {
             match variants[..] {
                 [] => bench.time(heads, tokens, MlaCacheForm::Fp8Ds)?,
                 _ => bench.compare(heads, tokens, &variants)?,
@@ -129,12 +129,5 @@ fn bench_simulator(why: &str) -> Result<()> {
 }
 
 fn main() {
-    let result = match Device::cuda(0) {
-        Ok(device) => bench_gpu(&mut common::criterion(), &device),
-        Err(error) => bench_simulator(&error.to_string()),
-    };
-    if let Err(error) = result {
-        eprintln!("bench failed: {error}");
-        std::process::exit(1);
-    }
+    common::run(Device::cuda(0), |device| bench_gpu(&mut common::criterion(), &device), bench_simulator);
 }
