@@ -39,6 +39,8 @@ pub(crate) struct Cta {
     /// Bulk stores, by thread.
     pub(crate) stores: BTreeMap<u32, StoreQueue>,
     pub(crate) warpgroups: Vec<Warpgroup>,
+    /// Registers, of a warp's threads each, that warps have given up and others may take.
+    pub(crate) free_registers: u32,
     /// Counts whatever a waiting warp may be waiting for.
     pub(crate) events: u64,
     /// Dependent launches may start as far as this CTA is concerned.
@@ -67,6 +69,7 @@ impl Cta {
             copy_queues: BTreeMap::new(),
             stores: BTreeMap::new(),
             warpgroups: (0..agents.warps.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
+            free_registers: 0,
             events: 0,
             triggered: false,
             live_warps: agents.warps,

@@ -89,6 +89,7 @@ impl Grid {
         let agents = self.info.agents.cta(linear);
         let program = &self.info.program;
         let warps = program.ir.bounds.threads / 32;
+        let allotted = launch_registers(&program.ir);
         let mut registers = || {
             self.spare.pop().map_or_else(
                 || Registers::new(program.slots),
@@ -100,7 +101,7 @@ impl Grid {
         };
         self.blocks[slot] = Some(Block {
             cta: Cta::new(index, linear, slot as u32 % self.sms, self.info.shared_bytes, agents),
-            warps: (0..warps).map(|w| Warp::new(w, registers())).collect(),
+            warps: (0..warps).map(|w| Warp::new(w, registers(), allotted)).collect(),
             clocks: (0..warps).map(|w| self.info.start_clock(agents, w)).collect(),
         });
     }
@@ -114,12 +115,16 @@ impl Grid {
     }
 }
 
+/// Registers of each thread of a kernel when it starts: as many as its bounds allow.
+fn launch_registers(ir: &KernelIr) -> u32 {
+    let allowed = (REGISTERS / (ir.bounds.threads * ir.bounds.min_ctas)).min(255);
+    ir.bounds.max_registers.unwrap_or(allowed).min(allowed).max(1).next_multiple_of(8)
+}
+
 /// CTAs of a kernel that surely fit one multiprocessor together: registers count as many as the bounds allow.
 fn occupancy(ir: &KernelIr, shared_bytes: u32) -> u32 {
     let threads = ir.bounds.threads;
-    let allowed = (REGISTERS / (threads * ir.bounds.min_ctas)).min(255);
-    let registers = ir.bounds.max_registers.unwrap_or(allowed).min(allowed).max(1).next_multiple_of(8);
-    let by_registers = (REGISTERS / (threads * registers)).max(ir.bounds.min_ctas);
+    let by_registers = (REGISTERS / (threads * launch_registers(ir))).max(ir.bounds.min_ctas);
     let by_shared = SHARED_BYTES / (shared_bytes + SHARED_RESERVED);
     (THREADS_MAX / threads).min(CTAS_MAX).min(by_registers).min(by_shared).max(1)
 }

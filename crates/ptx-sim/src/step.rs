@@ -430,7 +430,7 @@ impl Exec<'_> {
                 }
                 return Ok(Flow::Visible);
             }
-            Op::SetMaxNReg { .. } => return self.set_max_nreg(),
+            Op::SetMaxNReg { inc, count } => return self.set_max_nreg(inc, count),
             Op::Nanosleep { ns } => {
                 let ns = self.r32(ns)?;
                 let longest = Lanes(self.mask).map(|lane| ns[lane]).max().unwrap_or(0);

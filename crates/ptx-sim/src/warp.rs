@@ -55,6 +55,8 @@ pub(crate) struct Warp {
     /// Index in the CTA.
     pub(crate) index: u32,
     pub(crate) registers: Registers,
+    /// Registers that each of its threads has on the device: `setmaxnreg` changes it.
+    pub(crate) allotted: u32,
     /// The group that runs; an empty mask when none is chosen.
     pub(crate) current: Group,
     /// The other groups, in no order of program counters; polling groups queue at the end.
@@ -112,10 +114,11 @@ impl PendingRegisters {
 
 impl Warp {
     /// A full warp at the first instruction.
-    pub(crate) fn new(index: u32, registers: Registers) -> Warp {
+    pub(crate) fn new(index: u32, registers: Registers, allotted: u32) -> Warp {
         Warp {
             index,
             registers,
+            allotted,
             current: Group { pc: 0, mask: u32::MAX, wait: Wait::None },
             others: Vec::new(),
             exited: 0,

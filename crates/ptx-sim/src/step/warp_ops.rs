@@ -179,8 +179,24 @@ impl Exec<'_> {
         Ok(Flow::Visible)
     }
 
-    pub(super) fn set_max_nreg(&mut self) -> Result<Flow, Box<Stop>> {
+    /// `setmaxnreg`: moves registers between the warp and its CTA's pool, which holds what warps have given up since the
+    /// launch; to grow is to wait until the pool has enough.
+    pub(super) fn set_max_nreg(&mut self, grows: bool, count: u32) -> Result<Flow, Box<Stop>> {
         converge!(self, u32::MAX);
-        Ok(Flow::Next)
+        let allotted = self.warp.allotted;
+        if grows && count < allotted || !grows && count > allotted {
+            let direction = if grows { "grow" } else { "shrink" };
+            let message = format!("a warp of {allotted} registers a thread cannot {direction} to {count}");
+            return Err(Stop::new(TrapKind::Operand, message));
+        }
+        let free = self.cta.free_registers + allotted;
+        if free < count {
+            return Ok(Flow::Retry(Wait::Event { seen: self.cta.events }));
+        }
+        self.cta.free_registers = free - count;
+        self.warp.allotted = count;
+        self.cta.events += 1;
+        self.world.effects += 1;
+        Ok(Flow::Visible)
     }
 }

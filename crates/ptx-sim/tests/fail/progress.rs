@@ -29,6 +29,44 @@ fn flag_that_nobody_sets() {
     assert!(trap.message.contains("polls"), "{trap}");
 }
 
+/// Two warpgroups of four warps launched with 96 registers a thread: the first grows to 128, the second shrinks to `left`.
+fn trade(left: u32) -> Kernel<TestArgs> {
+    build("test_kernel", Target::Sm90a, LaunchBounds::threads(256).max_registers(96), |p: TestParams| {
+        when_else(warp_index().lt(4u32), || grow_registers(128), || shrink_registers(left));
+        p.out.at(thread_index()).store(thread_index());
+    })
+    .unwrap()
+}
+
+#[test]
+fn registers_beyond_those_of_the_launch() {
+    // 4 x (96 - 72) are free: enough for three warps that want 32 more.
+    let line = line!() - 9;
+    let trap = fails_in(&modes(), &trade(72), 1, TrapKind::Deadlock, file!(), &[line]);
+    assert!(trap.message.contains("1x waiting in SetMaxNReg"), "{trap}");
+    for config in modes() {
+        Bench::new(config).run(&trade(64), 1, 0).unwrap();
+    }
+}
+
+#[test]
+fn registers_moved_the_wrong_way() {
+    let line = line!() + 5;
+    for grows in [true, false] {
+        let bounds = LaunchBounds::threads(128).max_registers(112);
+        let k = build("test_kernel", Target::Sm90a, bounds, |p: TestParams| {
+            if grows {
+                grow_registers(96)
+            } else {
+                shrink_registers(128)
+            }
+            p.out.store(0u32);
+        });
+        let trap = fails_in(&modes(), &k.unwrap(), 1, TrapKind::Operand, file!(), &[line, line + 2]);
+        assert!(trap.message.contains("a warp of 112 registers a thread cannot"), "{trap}");
+    }
+}
+
 #[test]
 fn fuel() {
     let line = line!() + 3;
