@@ -181,6 +181,14 @@ fn select_shapes() -> Vec<SelectShape> {
     // Every other top-k, and every flag at once.
     let others = (128..=4096).step_by(128).filter(|topk| !TOPKS.contains(&(*topk as u32)));
     shapes.extend(others.map(|topk| shape(1, topk, 64).with_ids(true).with_foreign_logits(true)));
+    // Several CTAs a row.
+    for cluster in [2, 4, 8, 16] {
+        for topk in [128, 512, 1024, 2048, 3968, 4096] {
+            let every_flag = shape(8, topk, 16).with_ids(true).with_hold(true).with_foreign_logits(true);
+            let shared = [shape(1, topk, 64), every_flag].map(|shape| shape.with_cluster(cluster));
+            shapes.extend(shared.into_iter().flatten());
+        }
+    }
     shapes
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Without one it says so and times the simulator and the oracle on a tiny case instead. `cargo bench -- --test` runs each
 //! bench once. `BENCH_CASES=b64_64k,b1_8k` and `BENCH_Q=1,2` restrict the cases; `BENCH_TOPK` sets the top-k; `BENCH_JSON=FILE`
-//! keeps the results; `BENCH_PAUSE_MS=6` pauses before each sample, which keeps the card off its power limit; `BENCH_L2_MB=24`
+//! keeps the results; `BENCH_CLUSTER=1,2,4,8` times select with so many CTAs a row in turn, instead of the choice; `BENCH_PAUSE_MS=6` pauses before each sample, which keeps the card off its power limit; `BENCH_L2_MB=24`
 //! reserves that much of the L2 for the scratch ([`Device::reserve_l2`]). `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_topk.py` is one).
 
 mod cases;
@@ -63,6 +63,14 @@ impl What {
     fn parse(name: &str) -> Result<What> {
         Ok(What::ALL.into_iter().find(|what| what.name() == name).ok_or("no such kernel")?)
     }
+}
+
+/// CTAs per row that `BENCH_CLUSTER` asks for, or the choice.
+fn forced_clusters() -> Result<Vec<Option<u32>>> {
+    Ok(match &numbers("BENCH_CLUSTER", &[])?[..] {
+        [] => vec![None],
+        forced => forced.iter().map(|ctas| Some(*ctas as u32)).collect(),
+    })
 }
 
 /// Launches in one graph of `case`.
@@ -119,11 +127,15 @@ impl Bench<'_> {
         let pool = Pool::new(self.device, &self.device.stream()?, POOL_PAGES, Data::Random)?;
         for case in cases::reference() {
             for &q in &numbers("BENCH_Q", &[1, 2, 4, 8])? {
-                let rig = Rig::new(self.device, POOL_PAGES, &case, q, self.topk)?;
-                rig.check(&pool)?;
-                let score = self.time(&rig, &pool, &case, q, Data::Random, What::Score)?;
-                let pair = self.time(&rig, &pool, &case, q, Data::Random, What::Pair)?;
-                self.report.number(&format!("select added {:12} q={q}", case.name), pair - score, "us");
+                for cluster in forced_clusters()? {
+                    let rig = Rig::new(self.device, POOL_PAGES, &case, q, self.topk, cluster)?;
+                    rig.check(&pool)?;
+                    let score = self.time(&rig, &pool, &case, q, Data::Random, What::Score)?;
+                    let pair = self.time(&rig, &pool, &case, q, Data::Random, What::Pair)?;
+                    let ctas = rig.select.shape().cluster();
+                    let label = format!("select added {:12} q={q} CTAs per row {ctas}", case.name);
+                    self.report.number(&label, pair - score, "us");
+                }
             }
         }
         Ok(())
@@ -165,7 +177,7 @@ impl Bench<'_> {
     }
 
     fn pair(&mut self, pool: &Pool, case: &Case, q: usize, data: Data) -> Result<f64> {
-        let rig = Rig::new(self.device, POOL_PAGES, case, q, self.topk)?;
+        let rig = Rig::new(self.device, POOL_PAGES, case, q, self.topk, None)?;
         rig.check(pool)?;
         self.time(&rig, pool, case, q, data, What::Pair)
     }
@@ -174,7 +186,9 @@ impl Bench<'_> {
         let launches = launches(case);
         let graph = rig.graph(pool, launches, what)?;
         let data = if data == Data::Random { String::new() } else { format!(" {}", data.name()) };
-        let label = format!("{:12} {:12} q={q}{data}", what.name(), case.name);
+        let ctas = rig.select.shape().cluster();
+        let shared = if what == What::Score || ctas == 1 { String::new() } else { format!(" c{ctas}") };
+        let label = format!("{:12} {:12} q={q}{data}{shared}", what.name(), case.name);
         let id = label.split_whitespace().collect::<Vec<_>>().join("/");
         let samples = time_graph(self.criterion, &id, &rig.stream, &graph, launches)?;
         let score_cost = score::cost(&rig.score.shape(), &rig.lengths);
@@ -211,7 +225,7 @@ fn bench_simulator(c: &mut Criterion, why: &str) -> Result<()> {
     let case = Case { name: "tiny", lengths: vec![700, 130], q: &[] };
     for data in Data::ALL {
         let pool = Pool::new(&device, &device.stream()?, 64, data)?;
-        let rig = Rig::new(&device, 64, &case, 2, 128)?;
+        let rig = Rig::new(&device, 64, &case, 2, 128, None)?;
         rig.check(&pool)?;
         c.bench_function(&format!("simulator/score+select/{}", data.name()), |b| {
             b.iter(|| {

@@ -89,7 +89,15 @@ pub struct Rig {
 }
 
 impl Rig {
-    pub fn new(device: &Device, pool_pages: usize, case: &Case, q: usize, topk: usize) -> Result<Rig> {
+    /// With the CTAs per row that select would choose, or with `cluster`.
+    pub fn new(
+        device: &Device,
+        pool_pages: usize,
+        case: &Case,
+        q: usize,
+        topk: usize,
+        cluster: Option<u32>,
+    ) -> Result<Rig> {
         let mut rng = SplitMix64::new(9);
         let rows = case.lengths.len() * q;
         let pages: Vec<usize> = case.lengths.iter().map(|len| len.div_ceil(PAGE)).collect();
@@ -119,11 +127,16 @@ impl Rig {
                 table
             })
             .collect();
+        let select = SelectShape::new(q, topk, PAGE)?;
+        let select = match cluster {
+            Some(cluster) => select.with_cluster(cluster)?,
+            None => select.for_launch(rows, length_max, device.info().sms),
+        };
         let form = ScoreForm::Compact { topk: topk as u32 };
         Ok(Rig {
             stream: device.stream()?,
             score: IndexerScore::new(device, ScoreShape::new(q, form, ScaleForm::Ue8m0)?)?,
-            select: IndexerSelect::new(device, SelectShape::new(q, topk, PAGE)?)?,
+            select: IndexerSelect::new(device, select)?,
             q,
             topk,
             lengths: row_ends.iter().map(|end| *end as usize).collect(),

@@ -21,7 +21,7 @@ pub fn serve(device: &Device, pool_pages: usize, topk: usize) -> Result<()> {
             let mut word = || words.next().ok_or("a request is CASE Q WHAT");
             let (name, q, what) = (word()?, word()?.parse()?, What::parse(word()?)?);
             let case = cases::reference().into_iter().find(|c| c.name == name).ok_or("no such case")?;
-            let rig = Rig::new(device, pool_pages, &case, q, topk)?;
+            let rig = Rig::new(device, pool_pages, &case, q, topk, None)?;
             rig.check(&pool)?;
             let launches = crate::launches(&case);
             let graph = rig.graph(&pool, launches, what)?;

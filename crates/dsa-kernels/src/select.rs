@@ -17,17 +17,20 @@
 //! memory so that row stores are coalesced; the row's table waits there too if it has at most 2048 entries.
 //!
 //! # Decomposition
-//! One CTA per row.
+//! One CTA per row, or a cluster of CTAs ([`SelectShape::for_launch`] says how many pay): each has consecutive keys of the row,
+//! hence consecutive places of the output, and writes those. The outputs do not depend on the number of CTAs.
 //!
 //! # Synchronisation
-//! CTA barriers only, each with what it orders. Row ends and the table are step metadata and may be read before the
+//! CTA barriers, each with what it orders; between the CTAs of a row asynchronous stores into each other's shared memory, each
+//! exchange with its own mbarrier. Every CTA passes the one barrier of the cluster, which says that all have started, and
+//! waits for everything that is sent to it before it ends. Row ends and the table are step metadata and may be read before the
 //! dependency wait; logits and tops after it. `hold` keeps the next kernel from starting early, for a consumer that reads
 //! the rows without waiting.
 //!
 //! # Bound
 //! Latency: about nine barriers and one dependent round of loads, twice if there is a list, and the instructions of four
-//! warps a scheduler; bytes are `tops` once, K vectors of logits, and the
-//! outputs.
+//! warps a scheduler; with several CTAs also two exchanges of digits, or three and one of a list; bytes are `tops` once, K
+//! vectors of logits, and the outputs.
 
 mod kernel;
 mod launch;
@@ -41,6 +44,14 @@ use dsa_core::shape::check_kv_page;
 use dsa_core::{IndexShape, ShapeError};
 
 use crate::cost::Cost;
+use crate::topk;
+
+/// Keys of the longest row for each CTA at least, or the exchanges cost more than the sharing gains.
+const KEYS_PER_CTA_MIN: usize = 4096;
+/// Rows of up to this many keys are one CTA's, for the same reason.
+const ALONE_MAX: usize = 8192;
+/// Most CTAs of a row that are chosen: larger clusters fit few multiprocessors of a processing cluster.
+const CLUSTER_CHOSEN_MAX: u32 = 8;
 
 /// What a select kernel is specialised for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,6 +59,7 @@ pub struct SelectShape {
     q: u32,
     topk: u32,
     page: u32,
+    cluster: u32,
     ids: bool,
     hold: bool,
     foreign: bool,
@@ -61,7 +73,30 @@ impl SelectShape {
     pub fn new(q: usize, topk: usize, page: usize) -> Result<Self, ShapeError> {
         IndexShape::new(0, q, topk, CONTEXT_MAX)?;
         check_kv_page(page)?;
-        Ok(SelectShape { q: q as u32, topk: topk as u32, page: page as u32, ids: false, hold: false, foreign: false })
+        let (q, topk, page) = (q as u32, topk as u32, page as u32);
+        Ok(SelectShape { q, topk, page, cluster: 1, ids: false, hold: false, foreign: false })
+    }
+
+    /// `cluster` CTAs share each row.
+    ///
+    /// # Errors
+    /// Others than 1, 2, 4, 8 or 16; 16 for more than 3968 keys per row.
+    pub fn with_cluster(self, cluster: u32) -> Result<Self, ShapeError> {
+        if !topk::fits(cluster, self.topk) {
+            return Err(ShapeError::ClusterUnsupported { cluster, topk: self.topk as usize });
+        }
+        Ok(SelectShape { cluster, ..self })
+    }
+
+    /// With as many CTAs for each row as pay in a launch of `rows` rows of up to `length_max` keys on a device of `sms`
+    /// multiprocessors.
+    pub fn for_launch(self, rows: usize, length_max: usize, sms: u32) -> Self {
+        let pays = |cluster: u32| {
+            let resident = rows.saturating_mul(cluster as usize) <= sms as usize;
+            cluster == 1 || (resident && length_max >= KEYS_PER_CTA_MIN * cluster as usize && length_max > ALONE_MAX)
+        };
+        let cluster = topk::CLUSTERS.into_iter().filter(|c| *c <= CLUSTER_CHOSEN_MAX && pays(*c)).max().unwrap_or(1);
+        SelectShape { cluster, ..self }
     }
 
     /// Also writes the selected key indices.
@@ -97,6 +132,11 @@ impl SelectShape {
         self.page
     }
 
+    /// CTAs that share a row.
+    pub fn cluster(&self) -> u32 {
+        self.cluster
+    }
+
     /// Whether ids are written.
     pub fn ids(&self) -> bool {
         self.ids
@@ -106,10 +146,11 @@ impl SelectShape {
     pub fn name(&self) -> String {
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(
-            "select_topk_q{}_k{}_page{}{}{}{}",
+            "select_topk_q{}_k{}_page{}{}{}{}{}",
             self.q,
             self.topk,
             self.page,
+            if self.cluster > 1 { format!("_c{}", self.cluster) } else { String::new() },
             flag(self.ids, "ids"),
             flag(self.hold, "hold"),
             flag(self.foreign, "foreign")
@@ -123,7 +164,7 @@ impl SelectShape {
 
     /// Registers of a thread at most, for the same reason.
     fn registers(&self) -> Option<u32> {
-        (self.topk <= 2048).then_some(64)
+        (self.topk / self.cluster <= 2048).then_some(64)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The exact top-k of one row by one CTA, shared by every selecting kernel.
+//! The exact top-k of one row by one CTA or by a cluster, shared by every selecting kernel.
 //!
 //! Call the 8 keys of one top a vector. **The K keys lie in the K first vectors by (top descending, index ascending)**:
 //! were a selected key in a later vector, the K vectors before it would each hold a key (their top) that precedes it.
@@ -9,10 +9,16 @@
 //!    the distance from the K-th top) gives the threshold and how many keys equal to it are taken, an ordered scan gives
 //!    every selected key its place.
 //!
-//! A CTA has registers for more vectors than K where K is small: then more rows need no list.
+//! A CTA has registers for more vectors than K where K is small: then more rows need no list. Nor do they where the CTAs of a
+//! cluster share the row: each holds its part, and lists are dealt to them by place, so that each has K over their number
+//! whatever the row looks like. They count digits of 8 bits, whose 256 counts every CTA sends to every other.
 
+mod cluster;
 mod places;
 mod run;
+
+pub use cluster::Slice;
+pub(crate) use cluster::{CLUSTERS, fits};
 
 use dsa_core::consts::{KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};
@@ -21,6 +27,7 @@ use dsa_core::device::scan::{Thread, fill};
 use dsa_core::layout::b_row::BRow;
 use ptx::{Atomic, Global, Pred, Reg, Scope, Sem, SharedArray, Var, for_range, repeat, sync_threads, when, when_else};
 
+use cluster::Cluster;
 use places::Places;
 use run::Run;
 
@@ -46,6 +53,18 @@ struct Smem {
     scan: SharedArray<u32>,
 }
 
+/// How a key is cut into two digits.
+#[derive(Clone, Copy)]
+struct Digits {
+    /// Values of the upper one.
+    bins: u32,
+    /// Bits of the lower one.
+    low_bits: u32,
+}
+
+/// Those of one CTA: in few bins the upper digits of scores would crowd.
+const DIGITS: Digits = Digits { bins: BINS, low_bits: LOW_BITS };
+
 /// A row to select from.
 #[derive(Clone, Copy)]
 pub struct Row {
@@ -57,42 +76,70 @@ pub struct Row {
     pub length: Reg<u32>,
 }
 
-/// The selection of K keys by the whole CTA.
+/// The selection of K keys by the whole CTA, or by all CTAs of a cluster.
 pub struct RowTopk {
     k: u32,
     /// Whether logits may hold any NaN pattern and -0.
     foreign: bool,
     smem: Smem,
+    /// The CTA's part of the row, if several share it.
+    cluster: Option<Cluster>,
     t: Thread,
 }
 
 impl RowTopk {
-    /// Selects `k` keys, a multiple of 128; reserves its part of the shared layout. `foreign` logits may hold any NaN
-    /// pattern and -0.
-    pub fn new(k: u32, foreign: bool, t: Thread) -> RowTopk {
-        Self::with_list(k, k, foreign, t)
+    /// Selects `k` keys, a multiple of 128, by `cluster` CTAs together; reserves its part of the shared layout. `foreign` logits
+    /// may hold any NaN pattern and -0.
+    pub fn new(k: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
+        Self::with_list(k, k, cluster, foreign, t)
     }
 
-    /// As [`new`](RowTopk::new), with room for the selection as a [`BRow`].
+    /// As [`new`](RowTopk::new) for one CTA, with room for the selection as a [`BRow`].
     pub fn with_b_row(k: u32, foreign: bool, t: Thread) -> RowTopk {
-        Self::with_list(k, BRow::new(k as usize).words() as u32, foreign, t)
+        Self::with_list(k, BRow::new(k as usize).words() as u32, 1, foreign, t)
     }
 
-    fn with_list(k: u32, list_words: u32, foreign: bool, t: Thread) -> RowTopk {
+    fn with_list(k: u32, list_words: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
+        let Digits { bins, low_bits } = if cluster > 1 { Cluster::digits() } else { DIGITS };
         let smem = Smem {
-            bins: SharedArray::aligned("bins", BINS, 16),
-            low: SharedArray::aligned("low", LOW_BINS + 1, 16),
+            bins: SharedArray::aligned("bins", bins, 16),
+            low: SharedArray::aligned("low", (1 << low_bits) + 1, 16),
             list: SharedArray::aligned("list", list_words, 16),
             crossing: SharedArray::aligned("crossing", crossing_words(t), 8),
             scan: SharedArray::new("scan", t.warps()),
         };
-        RowTopk { k, foreign, smem, t }
+        let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, smem.crossing, t));
+        RowTopk { k, foreign, smem, cluster, t }
+    }
+
+    /// CTAs that share the row.
+    pub fn ctas(&self) -> u32 {
+        self.cluster.map_or(1, |cluster| cluster.size)
+    }
+
+    /// This one's rank among them.
+    pub fn rank(&self) -> Reg<u32> {
+        self.cluster.map_or(Reg::from(0), |cluster| cluster.rank)
+    }
+
+    /// The first thing of every CTA, whatever its row.
+    pub fn arrive(&self) {
+        self.cluster.iter().for_each(Cluster::arrive);
+    }
+
+    /// Before the first selection, and before any CTA ends: waits until all CTAs of the row have arrived.
+    pub fn meet(&self) {
+        self.cluster.iter().for_each(Cluster::meet);
     }
 
     /// Zeroes the bins, and the planes of a B' row; a CTA barrier must follow before a selection.
     pub fn clear(&self) {
         fill(self.smem.bins, 0, self.t);
         fill(self.smem.low, 0, self.t);
+        if self.cluster.is_some() {
+            // A CTA's places may begin and end within four words that are read together.
+            fill(self.smem.list, 0, self.t);
+        }
         let planes = self.smem.list.len() - self.k;
         when(self.t.index.lt(planes), || self.smem.list.ptr().at(self.t.index + self.k).store(0u32));
     }
@@ -102,7 +149,8 @@ impl RowTopk {
         self.smem.scan
     }
 
-    /// K words that hold the ids after [`write_ids`](RowTopk::write_ids).
+    /// K words that hold the ids after [`write_ids`](RowTopk::write_ids): those of the CTA's places, from
+    /// [`Slice::base`] on; the words before and after them up to multiples of four hold ids too.
     pub fn ids(&self) -> SharedArray<u32> {
         self.smem.list
     }
@@ -115,7 +163,7 @@ impl RowTopk {
     /// The first K keys of `row`, however short, as a [`BRow`]; returns how many there are. All threads call it after the
     /// barrier that [`clear`](RowTopk::clear) needs. A CTA barrier must follow before the row is read.
     pub fn write_b_row(&self, row: Row) -> Reg<u32> {
-        let RowTopk { k, smem, t, foreign } = self;
+        let RowTopk { k, smem, t, foreign, .. } = self;
         let planes = smem.list.ptr().at(*k);
         when_else(
             row.length.le(*k),
@@ -131,7 +179,7 @@ impl RowTopk {
                 });
             },
             || {
-                let Selected { run, places, cut } = self.search(row, || (), false);
+                let Selected { run, places, cut, .. } = self.search(row, || (), false);
                 let first_tie = Reg::<u32>::from(*k) - cut.ties;
                 places.emit_apart(&run, cut, first_tie, |slot, key, (first, i)| {
                     smem.list.at(slot).store(key | (((first & 0xFFFF) ^ 0xFFFF) - i));
@@ -147,17 +195,21 @@ impl RowTopk {
 
     /// Writes the ids of the K first keys of a row of more in ascending order. All threads call it after the barrier that
     /// [`clear`](RowTopk::clear) needs. Ends with a CTA barrier.
-    /// `start` is called before the row is read.
-    pub fn write_ids(&self, row: Row, start: impl FnOnce()) {
-        self.search(row, start, true);
+    /// `start` is called before the row is read. Returns which places of the K are this CTA's, all if there is no other.
+    pub fn write_ids(&self, row: Row, start: impl FnOnce()) -> Option<Slice> {
+        self.search(row, start, true).slice
     }
 
     /// Selects the K first keys of a row of more, after `start`; with `ids` also writes those to the list and ends with a
     /// CTA barrier.
     fn search(&self, row: Row, start: impl FnOnce(), ids: bool) -> Selected {
-        let RowTopk { k, smem, t, .. } = self;
+        let RowTopk { k, smem, t, cluster, .. } = self;
         let vectors = (row.length + (KEYS - 1)) >> KEYS.trailing_zeros();
-        let run = Run::new((*k).max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two(), *t);
+        // A CTA's vectors of a list.
+        let own_k = k / self.ctas();
+        let octets = own_k.max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();
+        let digits = if cluster.is_some() { Cluster::digits() } else { DIGITS };
+        let run = Run::new(octets, cluster.as_ref(), digits, *t);
         // Up to twice through the same code: over the tops of a row of more vectors than fit, then over keys.
         let over_tops = Var::new(vectors.gt(run.capacity()).as_u32());
         let (listed, narrow) = (Var::<u32>::new(0u32), Var::<u32>::new(0u32));
@@ -166,10 +218,15 @@ impl RowTopk {
             total.set((vectors + (CHUNK_TOPS - 1)) >> CHUNK_TOPS.trailing_zeros());
             from.set(row.tops.address());
         });
-        let rounds = Var::new(run.deal(total.get()));
+        let (own, rounds) = run.deal(total.get());
+        let rounds = Var::new(rounds);
+        if cluster.is_some() {
+            total.set(own);
+        }
         let low = Var::new(1u32); // the K-th top of the list
         let mut places = None;
         let (threshold, ties) = (Var::new(0u32), Var::new(0u32));
+        let slice = cluster.map(|_| [Var::new(0u32), Var::new(0u32)]);
         start();
         repeat(|l| {
             let pass = Pass {
@@ -183,7 +240,7 @@ impl RowTopk {
                 row,
             };
             self.cut(&pass, low.get(), threshold, ties);
-            let highest = highest_bin(smem.crossing, *t);
+            let highest = cluster.is_none().then(|| highest_bin(smem.crossing, *t));
             let cut = Cut { threshold: threshold.get(), ties: ties.get() };
             // Rounds follow each other in index order.
             let before = [Var::new(0u32), Var::new(0u32)];
@@ -191,8 +248,17 @@ impl RowTopk {
                 // Its barrier also ends the reads of the list, of the low digits and of the highest bin.
                 let found = Places::find(&run, cut.threshold, smem.scan, *t);
                 fill(smem.low, 0, *t);
+                let own = cluster.map(|cluster| cluster.slice(cut.ties));
+                if let (Some((_, own)), Some([first, end])) = (own, slice) {
+                    first.set(own.first);
+                    end.set(own.end);
+                }
                 let write = || {
-                    found.write_indices(&run, cut.ties, before.map(|n| n.get()), smem.list);
+                    let mut first = before.map(|n| n.get());
+                    if let Some((before, _)) = own {
+                        first = std::array::from_fn(|i| first[i] + before[i]);
+                    }
+                    found.write_indices(&run, cut.ties, first, smem.list, own.map(|(_, own)| own.base()));
                     when(pass.rounds.gt(1), || {
                         let total = Places::total(smem.scan, *t);
                         before[0].add(total >> 16);
@@ -208,17 +274,29 @@ impl RowTopk {
                 places = Some(found);
             });
             l.break_if(!pass.over_tops);
+            if let (Some(cluster), Some(slice)) = (cluster, slice) {
+                cluster.deal_list(smem.list, Slice::of(slice));
+            }
             over_tops.set(0u32);
             listed.set(1u32);
-            total.set(*k);
-            rounds.set(run.deal(total.get()));
+            total.set(own_k);
+            rounds.set(run.deal_own(total.get()));
             from.set(row.logits.address());
-            low.set(cut.threshold);
-            let highest = (highest << LOW_BITS) + (LOW_BINS - 1);
-            narrow.set((highest - cut.threshold).lt(BINS).as_u32());
+            match highest {
+                Some(highest) => {
+                    low.set(cut.threshold);
+                    let highest = (highest << LOW_BITS) + (LOW_BINS - 1);
+                    narrow.set((highest - cut.threshold).lt(BINS).as_u32());
+                }
+                None => {
+                    // One below: ties at the K-th top must have a bin of their own, in which all of them are counted.
+                    low.set(cut.threshold - 1);
+                    narrow.set(1u32);
+                }
+            }
         });
         let cut = Cut { threshold: threshold.get(), ties: ties.get() };
-        Selected { run, places: places.expect("the body was emitted"), cut }
+        Selected { run, places: places.expect("the body was emitted"), cut, slice: slice.map(Slice::of) }
     }
 
     /// `body` for each round of the pass, with its keys in registers. What one round holds is loaded only the `first` time.
@@ -228,7 +306,7 @@ impl RowTopk {
             if first {
                 when_else(
                     pass.listed,
-                    || run.load_listed(total, from, self.smem.list),
+                    || run.load_listed(total, from, self.cluster.map_or(self.smem.list, |cluster| cluster.list())),
                     || run.load(round, total, from),
                 );
                 when(!pass.over_tops, || run.logits_to_keys(total, pass.row.length, self.foreign));
@@ -241,6 +319,50 @@ impl RowTopk {
 
     /// Finds the K-th key of a pass and how many keys equal to it are taken.
     fn cut(&self, pass: &Pass<'_>, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
+        match &self.cluster {
+            Some(cluster) => self.cut_together(cluster, pass, low, threshold, ties),
+            None => self.cut_alone(pass, low, threshold, ties),
+        }
+    }
+
+    /// As [`cut`](RowTopk::cut) of the keys of all CTAs of a cluster; a tally of them may be read after the next barrier.
+    fn cut_together(&self, cluster: &Cluster, pass: &Pass<'_>, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
+        let RowTopk { k, smem, t, .. } = self;
+        let (k, run) = (Reg::<u32>::from(*k), pass.run);
+        let narrow = Var::new(pass.narrow.as_u32());
+        let upper = [Var::new(0u32), Var::new(0u32)];
+        cluster.begin();
+        repeat(|l| {
+            self.each_round(pass, true, || {
+                let near = || run.count_from(low, smem.bins);
+                when_else(narrow.get().ne(0), near, || run.count_high(smem.bins));
+            });
+            sync_threads(); // ORDER: every key counted, before the bins are sent.
+            let found = cluster.find_topdown(smem.bins, k);
+            fill(smem.bins, 0, *t);
+            upper[0].set(found.bin);
+            upper[1].set(found.above);
+            // The last bin holds all that are further above the K-th top, which is rarely the K-th key: then both digits.
+            l.break_if(narrow.get().eq(0) | found.bin.ne(smem.bins.len() - 1));
+            narrow.set(0u32);
+            sync_threads(); // ORDER: the zeroed bins, before keys are counted again.
+        });
+        let [bin, above] = upper.map(|var| var.get());
+        threshold.set(low + bin);
+        ties.set(k - above);
+        when(narrow.get().eq(0), || {
+            self.each_round(pass, false, || run.count_low(bin, smem.low));
+            sync_threads(); // ORDER: the low digits counted, before they are sent; and the zeroed bins.
+            let need = k - above;
+            let digit = cluster.find_topdown(smem.low, need);
+            threshold.set((bin << Cluster::digits().low_bits) | digit.bin);
+            ties.set(need - digit.above);
+        });
+        cluster.publish_tally();
+    }
+
+    /// As [`cut`](RowTopk::cut) of the keys of one CTA.
+    fn cut_alone(&self, pass: &Pass<'_>, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
         let RowTopk { k, smem, t, .. } = self;
         let (k, run) = (Reg::<u32>::from(*k), pass.run);
         self.each_round(pass, true, || {
@@ -283,6 +405,8 @@ struct Selected {
     run: Run,
     places: Places,
     cut: Cut,
+    /// With ids: the CTA's places, if there are others.
+    slice: Option<Slice>,
 }
 
 /// The K-th key of an order, and how many of the keys equal to it belong to the first K.

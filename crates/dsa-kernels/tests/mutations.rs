@@ -15,7 +15,7 @@ use dsa_kernels::score::{self, IndexerScore, ScoreArgs, ScoreOutput, ScoreShape}
 use dsa_kernels::select::{self, IndexerSelect, SelectArgs};
 use gpu::{Device, SimConfig, SimTrapKind as Kind};
 use ptx::op::{Bin, Cmp, Op, Operand, Space};
-use ptx::{Kernel, Target};
+use ptx::{Kernel, Scope, Target};
 
 const SCORE: Source = Source { path: "score/kernel.rs", text: include_str!("../src/score/kernel.rs") };
 const CONSUME: Source = Source { path: "score/consume.rs", text: include_str!("../src/score/consume.rs") };
@@ -23,6 +23,7 @@ const SCHEDULE: Source = Source { path: "score/schedule.rs", text: include_str!(
 const SELECT: Source = Source { path: "select/kernel.rs", text: include_str!("../src/select/kernel.rs") };
 const RUN: Source = Source { path: "topk/run.rs", text: include_str!("../src/topk/run.rs") };
 const PLACES: Source = Source { path: "topk/places.rs", text: include_str!("../src/topk/places.rs") };
+const CLUSTER: Source = Source { path: "topk/cluster.rs", text: include_str!("../src/topk/cluster.rs") };
 const SCAN: Source = Source { path: "device/scan.rs", text: include_str!("../../dsa-core/src/device/scan.rs") };
 
 fn device_error(error: KernelError) -> gpu::Error {
@@ -565,7 +566,7 @@ fn select_loads_whole_aligned_vectors() {
 fn select_barriers_cannot_stand_where_one_lane_goes() {
     check_select_mutant(&select_rows(), in_select(&[Kind::Divergent, Kind::Deadlock], Orders::Few), |m| {
         let barrier = Op::BarSync { id: Operand::Imm(0), threads: None };
-        m.insert(SELECT, ("fn write_row", "when(t.index.eq(0), || p.counts"), barrier);
+        m.insert(SELECT, ("fn write_row", "when(first, || p.counts"), barrier);
     });
 }
 
@@ -583,6 +584,117 @@ fn select_loops_end() {
     let kernel = mutant.kernel();
     check_mutant(in_select(&[Kind::FuelExhausted], Orders::Every), |config| {
         run_select_mutant(SimConfig { fuel: 1_000_000, ..config }, &rows, &kernel)
+    });
+}
+
+/// Rows of every way through the kernel of a cluster of two: several rounds of tops; a list whose keys do not spread beyond the
+/// bins, and one whose keys do; no list; all keys.
+fn shared_rows() -> Rows {
+    let rows = [(300_000, LogitPattern::Gaussian), (34_000, LogitPattern::FewDistinct(9))];
+    let rows = rows.into_iter().chain([(34_000, LogitPattern::Descending), (700, LogitPattern::Gaussian)]);
+    let rows = rows.chain([(100, LogitPattern::Gaussian)]);
+    Rows::new(128, rows.map(|(len, pattern)| pattern.row(len as u64, len)).collect()).cluster(2)
+}
+
+const IN_CLUSTER: [&str; 8] = [
+    "select/kernel.rs",
+    "src/topk.rs",
+    "topk/run.rs",
+    "topk/places.rs",
+    "topk/cluster.rs",
+    "device/scan.rs",
+    "device/radix.rs",
+    "ptx/src/cluster.rs",
+];
+
+#[test]
+fn shared_select_as_it_is_passes_in_every_mutation_order() {
+    let rows = shared_rows();
+    let kernel = select::build(&rows.shape(), Target::Sm90a).unwrap();
+    for config in orders(4) {
+        let end = run_select_mutant(SimConfig { sms: 1, ..config }, &rows, &kernel);
+        assert!(matches!(end, End::Finished { right: true }), "{end:?}");
+    }
+}
+
+#[test]
+fn shared_select_needs_every_one_of_its_barriers() {
+    let rows = shared_rows();
+    let whole = Mutant::of(&select::build(&rows.shape(), Target::Sm90a).unwrap());
+    for at in whole.barriers() {
+        println!("without the barrier of {}", whole.0.insts[at].loc);
+        let kinds = [Kind::DataRace, Kind::Uninitialized];
+        check_select_mutant(&rows, Expected { kinds: &kinds, files: &IN_CLUSTER, orders: Orders::Some }, |m| {
+            m.0.insts.remove(at);
+        });
+    }
+}
+
+/// Its only barrier of the cluster says that all CTAs have started.
+#[test]
+fn shared_select_needs_its_barrier_of_the_cluster() {
+    let kinds = [Kind::DataRace, Kind::Mbarrier, Kind::OutOfBounds, Kind::Freed];
+    check_select_mutant(&shared_rows(), Expected { kinds: &kinds, files: &IN_CLUSTER, orders: Orders::Some }, |m| {
+        m.0.insts.retain(|inst| !matches!(inst.op, Op::ClusterArrive { .. } | Op::ClusterWait));
+    });
+}
+
+#[test]
+fn shared_select_needs_its_barriers_initialised_for_peers() {
+    let kinds = [Kind::DataRace, Kind::Mbarrier];
+    check_select_mutant(&shared_rows(), Expected { kinds: &kinds, files: &IN_CLUSTER, orders: Orders::Every }, |m| {
+        m.drop(CLUSTER, ("fn arrive", "fence_mbarrier_init();"), |op| *op == Op::FenceMbarrierInit);
+    });
+}
+
+#[test]
+fn shared_select_needs_every_wait_for_its_peers() {
+    let kinds = [Kind::DataRace, Kind::Uninitialized, Kind::ResultPending, Kind::ExitInFlight];
+    for place in [("fn wait", "arrived.wait_cluster(0);"), ("fn deal_list", "arrived.wait_cluster(0);")] {
+        let expected = Expected { kinds: &kinds, files: &IN_CLUSTER, orders: Orders::Every };
+        check_select_mutant(&shared_rows(), expected, |m| m.never_wait(CLUSTER, place));
+        // Of this CTA's scope only.
+        check_select_mutant(&shared_rows(), expected, |m| {
+            m.edit(CLUSTER, place, |op| match *op {
+                Op::MbarTryWait { dst, addr, parity, .. } => {
+                    Some(Op::MbarTryWait { dst, addr, parity, scope: Scope::Cta })
+                }
+                _ => None,
+            });
+        });
+    }
+}
+
+#[test]
+fn shared_select_expects_exactly_what_its_peers_send() {
+    for place in [("fn wait", "arrived.arrive_expect(bytes)"), ("fn deal_list", "arrived.arrive_expect(")] {
+        for more in [-4, 4] {
+            let premature = [Kind::ResultPending, Kind::DataRace];
+            let kinds =
+                [&[Kind::ExpectTx, Kind::Deadlock, Kind::Mbarrier, Kind::ExitInFlight][..], &premature].concat();
+            let expected = Expected { kinds: &kinds, files: &IN_CLUSTER, orders: Orders::Few };
+            check_select_mutant(&shared_rows(), expected, |m| {
+                m.edit(CLUSTER, place, |op| match *op {
+                    Op::MbarArriveExpectTx { addr, bytes: Operand::Imm(bytes) } => {
+                        let bytes = Operand::Imm(bytes.wrapping_add_signed(more));
+                        Some(Op::MbarArriveExpectTx { addr, bytes })
+                    }
+                    _ => None,
+                });
+            });
+        }
+    }
+}
+
+/// A second exchange in the slots of the first: a peer may not have read those yet.
+#[test]
+fn shared_select_needs_slots_of_their_own_for_each_exchange() {
+    let kinds = [Kind::DataRace, Kind::Mbarrier, Kind::ResultPending, Kind::Deadlock, Kind::ExpectTx];
+    check_select_mutant(&shared_rows(), Expected { kinds: &kinds, files: &IN_CLUSTER, orders: Orders::Every }, |m| {
+        m.edit(CLUSTER, ("fn find_topdown", "self.exchange.add(1u32);"), |op| match op {
+            Op::Bin { op: Bin::Add, dst, a, .. } => Some(Op::Mov { dst: *dst, src: *a }),
+            _ => None,
+        });
     });
 }
 

@@ -201,6 +201,8 @@ fn every_kernel() -> Vec<std::sync::Arc<KernelIr>> {
                 let shape = SelectShape::new(q, topk, 64).unwrap().with_ids(flags & 1 != 0);
                 let shape = shape.with_hold(flags & 2 != 0).with_foreign_logits(flags & 4 != 0);
                 kernels.push(select::build(&shape, Target::Sm90a).unwrap().ir().clone());
+                let shared = shape.with_cluster([2, 4, 8, 2][q % 4]).unwrap();
+                kernels.push(select::build(&shared, Target::Sm90a).unwrap().ir().clone());
             }
         }
     }

@@ -9,7 +9,7 @@ use dsa_core::ShapeError;
 use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::bf16;
 use dsa_core::numerics::order16::bits_of;
-use dsa_kernels::select::{IndexerSelect, SelectShape, SelectStep};
+use dsa_kernels::select::{SelectShape, SelectStep};
 use gpu::Device;
 
 const INFINITY: u16 = 0x7F80;
@@ -47,13 +47,13 @@ fn every_pattern_is_exact_either_side_of_every_edge() {
         for topk in TOPKS {
             let lengths = edge_lengths(topk);
             for foreign in [false, true] {
-                let select = IndexerSelect::new(device, Rows::new(topk, vec![]).foreign(foreign).shape()).unwrap();
+                let kernels = Rows::new(topk, vec![]).foreign(foreign).kernels(device);
                 // On the simulator the long edges of each top-k meet a few patterns, the short ones all.
                 for (i, pattern) in LogitPattern::ALL.into_iter().enumerate() {
                     let all = !device.info().simulated || topk == 128 || i % 4 == topk / 128 % 4;
                     let kept = lengths.iter().copied().filter(|len| all || *len < 3 * topk);
                     let rows = rows_of(pattern, topk, &kept.collect::<Vec<_>>()).foreign(foreign);
-                    check_select_with(device, &select, &rows, 1);
+                    check_select_with(device, &kernels, &rows, 1);
                 }
             }
         }
@@ -253,14 +253,15 @@ fn every_ordered_pair_of_scores_is_ordered_by_value_then_index() {
     };
     on_every_device(|device| {
         let rows = Rows::new(topk, pairs.iter().map(|&pair| row(pair)).collect()).foreign(true);
-        let select = IndexerSelect::new(device, rows.shape()).unwrap();
-        let [_, counts, ids] = SelectRig::new(device, &rows).run(&select);
-        assert_eq!(counts, vec![topk as i32; pairs.len()]);
-        for (&(a, b), ids) in pairs.iter().zip(ids.chunks(topk)) {
-            // Stated without the kernels' key order: numbers by value, NaN below all of them, ties to the lower index.
-            let first_is_dropped = if a.is_nan() { !b.is_nan() } else { a < b };
-            let want: Vec<i32> = (0..topk as i32).map(|i| i + first_is_dropped as i32).collect();
-            assert_eq!(ids, want, "{a} at 0, {b} at {topk}");
+        for select in rows.kernels(device) {
+            let [_, counts, ids] = SelectRig::new(device, &rows).run(&select);
+            assert_eq!(counts, vec![topk as i32; pairs.len()]);
+            for (&(a, b), ids) in pairs.iter().zip(ids.chunks(topk)) {
+                // Stated without the kernels' key order: numbers by value, NaN below all of them, ties to the lower index.
+                let first_is_dropped = if a.is_nan() { !b.is_nan() } else { a < b };
+                let want: Vec<i32> = (0..topk as i32).map(|i| i + first_is_dropped as i32).collect();
+                assert_eq!(ids, want, "{a} at 0, {b} at {topk}, clusters of {}", select.shape().cluster());
+            }
         }
     });
 }
@@ -294,17 +295,18 @@ fn negative_ends_are_empty_rows_and_end_in_time() {
         rows.row_ends = vec![-1, 0, 1, 2, -3, -2, -1, i32::MIN];
         rows.q = 4;
         rows.length_max = 4096;
-        let select = IndexerSelect::new(device, rows.shape()).unwrap();
-        let rig = SelectRig::new(device, &rows);
-        rig.poison();
-        select.launch(&rig.stream, &rig.step()).unwrap();
-        let started = Instant::now();
-        while !rig.stream.is_idle().unwrap() {
-            assert!(started.elapsed() < Duration::from_secs(2), "select hangs on negative row ends");
+        for select in rows.kernels(device) {
+            let rig = SelectRig::new(device, &rows);
+            rig.poison();
+            select.launch(&rig.stream, &rig.step()).unwrap();
+            let started = Instant::now();
+            while !rig.stream.is_idle().unwrap() {
+                assert!(started.elapsed() < Duration::from_secs(2), "select hangs on negative row ends");
+            }
+            let got = rig.read();
+            assert_eq!(got[1], [0, 0, 1, 2, 0, 0, 0, 0]);
+            rig.check(&rows.expected(), &got);
         }
-        let got = rig.read();
-        assert_eq!(got[1], [0, 0, 1, 2, 0, 0, 0, 0]);
-        rig.check(&rows.expected(), &got);
     };
     // The simulator's watchdog.
     body(&Device::simulated(gpu::SimConfig { fuel: 10_000_000, ..sim_config() }));
@@ -368,9 +370,10 @@ fn without_ids_nothing_is_written_to_them() {
 #[test]
 fn outputs_may_start_at_any_element() {
     on_every_device(|device| {
-        for topk in [128, 640] {
+        let kernels = [128, 640].map(|topk| Rows::new(topk, vec![]).kernels(device));
+        for select in kernels.iter().flatten() {
+            let topk = select.shape().topk() as usize;
             let rows = rows_of(LogitPattern::Gaussian, topk, &[0, 5, topk, topk + 1, 3000]);
-            let select = IndexerSelect::new(device, rows.shape()).unwrap();
             let rig = SelectRig::new(device, &rows);
             let want = rows.expected();
             let n = rows.live() * topk;
@@ -422,7 +425,7 @@ fn random_rows_are_exact() {
         ] {
             let mut rows = Rows::new(topk, vec![]).foreign(foreign);
             (rows.q, rows.page, rows.block_rows, rows.length_max, rows.ids) = (q, page, page, longest, ids);
-            let select = IndexerSelect::new(device, rows.shape()).unwrap();
+            let kernels = rows.kernels(device);
             let mut done = 0;
             while done < 256 {
                 rows.block_rows = page + rng.below(3);
@@ -436,7 +439,7 @@ fn random_rows_are_exact() {
                     rows.row_ends.push(len as i32 - if len == 0 { rng.below(5) as i32 } else { 0 });
                 }
                 done += rows.live();
-                check_select_with(device, &select, &rows, 1);
+                check_select_with(device, &kernels, &rows, 1);
             }
         }
     });

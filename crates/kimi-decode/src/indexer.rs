@@ -122,8 +122,9 @@ impl FusedIndexer {
             if plans.iter().any(|plan| plan.shape == shape) {
                 continue;
             }
-            // The kernels depend on q, not on the rows: shapes of one q share them.
+            // Score depends on q, not on the rows, select also on the CTAs that so many rows leave for each.
             let select = layer.select_shape(shape)?.with_ids(ids).with_hold(hold.contains(&shape));
+            let select = select.for_launch(shape.rows, layer.row_len_max(), device.info().sms);
             plans.push(Plan {
                 shape,
                 score: scratch.kernels.score(device, layer.score_shape(shape)?)?,

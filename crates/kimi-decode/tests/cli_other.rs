@@ -35,6 +35,7 @@ fn ptx_prints_the_specialisation_asked_for() {
         entry(&print(&["select", "topk=1024", "page=256", "ids", "hold"])),
         "select_topk_q1_k1024_page256_ids_hold"
     );
+    assert_eq!(entry(&print(&["select", "cluster=8"])), "select_topk_q1_k2048_page64_c8");
     let hopper = print(&["select"]);
     assert!(hopper.contains(".target sm_90a"));
     let blackwell = print(&["select", "--target", "sm_100a"]);
@@ -51,11 +52,12 @@ fn ptx_lists_kernels_and_refuses_what_it_does_not_know() {
     }
     refused(&["ptx", "sort"], &["\"sort\"", "score or select"]);
     refused(&["ptx", "score", "page=64"], &["\"page=64\"", "q=, topk=, form=, scale="]);
-    refused(&["ptx", "select", "form=pitched"], &["q=, topk=, page=, ids, hold"]);
+    refused(&["ptx", "select", "form=pitched"], &["q=, topk=, page=, cluster=, ids, hold"]);
     refused(&["ptx", "select", "ids=1"], &["\"ids=1\"", "needed ids"]);
     refused(&["ptx", "select", "page"], &["needed page=VALUE"]);
     refused(&["ptx", "select", "page=64", "page=32"], &["page is given twice"]);
     refused(&["ptx", "select", "page=many"], &["\"many\"", "a number"]);
+    refused(&["ptx", "select", "cluster=3"], &["clusters of 3", "1, 2, 4 and 8"]);
     refused(&["ptx", "select", "page=48"], &["48", "power of two"]);
     refused(&["ptx", "score", "q=9"], &["q = 9"]);
     refused(&["ptx", "score", "topk=100"], &["top-k 100"]);

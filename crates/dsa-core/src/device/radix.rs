@@ -132,13 +132,26 @@ pub fn find_topdown_in_warp(hist: SharedArray<u32>, need: impl Into<Reg<u32>>, l
     let first_bin = (Reg::<u32>::from(31) - lane) * PER_LANE;
     let at = hist.ptr().at(first_bin);
     let bins: Vec<Reg<u32>> = (0..PER_LANE / 4).flat_map(|i| at.offset(4 * i as i32).load_vec::<4>()).collect();
-    let sum = sum_pairwise(&bins);
+    find_topdown_over_lanes(&bins, first_bin, need, lane)
+}
+
+/// As [`find_topdown_in_warp`] for counts that the lanes hold: `bins`, the same number in each, of consecutive bins from
+/// `first_bin` on, lane 0's the highest.
+#[track_caller]
+pub fn find_topdown_over_lanes(
+    bins: &[Reg<u32>],
+    first_bin: Reg<u32>,
+    need: impl Into<Reg<u32>>,
+    lane: Reg<u32>,
+) -> WarpCrossing {
+    let need = need.into();
+    let sum = sum_pairwise(bins);
     let inclusive = warp_inclusive(sum, lane);
     let total = broadcast(inclusive, 31u32);
     let crossing_lane = ballot(inclusive.ge(need)).reverse_bits().clz().min(31);
     let mut through = inclusive - sum;
     let (mut bin, mut above, mut here) = (first_bin, through, bins[0]);
-    for i in (0..PER_LANE).rev() {
+    for i in (0..bins.len() as u32).rev() {
         let reaches_here = through.lt(need);
         bin = reaches_here.select::<u32>(first_bin + i, bin);
         above = reaches_here.select::<u32>(through, above);
@@ -151,7 +164,7 @@ pub fn find_topdown_in_warp(hist: SharedArray<u32>, need: impl Into<Reg<u32>>, l
 
 /// The sum of some values in few dependent steps.
 #[track_caller]
-fn sum_pairwise(values: &[Reg<u32>]) -> Reg<u32> {
+pub fn sum_pairwise(values: &[Reg<u32>]) -> Reg<u32> {
     match values {
         [one] => *one,
         _ => {

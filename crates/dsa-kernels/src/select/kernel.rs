@@ -6,7 +6,7 @@ use ptx::*;
 
 use super::SelectShape;
 use crate::rows::{TILE_SHIFT, clamp_length, longest_row, tiles};
-use crate::topk::{Row, RowTopk};
+use crate::topk::{Row, RowTopk, Slice};
 
 kernel_args! {
     /// Arguments of select. `row_ends` and `length_max` must be those that score was given.
@@ -43,11 +43,15 @@ kernel_args! {
 /// # Errors
 /// Only if the builder's verifier refuses the result, which is a defect here.
 pub fn build(shape: &SelectShape, target: Target) -> Result<Kernel<SelectArgs>, VerifyError> {
-    let bounds = LaunchBounds { max_registers: shape.registers(), ..LaunchBounds::threads(shape.threads()) };
+    let bounds = LaunchBounds {
+        max_registers: shape.registers(),
+        cluster: (shape.cluster > 1).then_some(shape.cluster),
+        ..LaunchBounds::threads(shape.threads())
+    };
     let shape = *shape;
     ptx::build::<SelectArgs>(&shape.name(), target, bounds, |p| {
         let t = Thread::current();
-        let topk = RowTopk::new(shape.topk, shape.foreign, t);
+        let topk = RowTopk::new(shape.topk, shape.cluster, shape.foreign, t);
         Select { shape, p, topk, t, table: SharedArray::new("table", TABLE_ENTRIES) }.emit()
     })
 }
@@ -72,8 +76,12 @@ const _: () = assert!(TOPK_MULTIPLE.is_multiple_of(SLOTS as usize));
 struct Quad {
     /// The first.
     slot: Reg<u32>,
+    /// Its place in the list of ids.
+    listed: Reg<u32>,
     /// The last round of slots is not everybody's.
     inside: Option<Pred>,
+    /// The CTA's slots, which may begin and end within the four.
+    slice: Option<Slice>,
     ids: [Var<u32>; SLOTS as usize],
     blocks: [Var<u32>; SLOTS as usize],
 }
@@ -85,16 +93,35 @@ impl Quad {
             None => body(),
         }
     }
+
+    /// Whether all four are the CTA's, if that is a question.
+    fn is_whole(&self) -> Option<Pred> {
+        self.slice.map(|slice| self.slot.ge(slice.first) & (self.slot + SLOTS).le(slice.end))
+    }
+
+    /// `body` if slot `i` is the CTA's.
+    fn when_in_slice(&self, i: u32, body: impl FnOnce()) {
+        match self.slice {
+            Some(slice) => when((self.slot + i).ge(slice.first) & (self.slot + i).lt(slice.end), body),
+            None => body(),
+        }
+    }
 }
 
 impl Select {
     fn emit(&self) {
         let Select { shape, p, topk, .. } = self;
-        let row = cta_index();
+        topk.arrive();
+        let row = match shape.cluster {
+            1 => cta_index(),
+            ctas => cta_index() >> ctas.trailing_zeros(),
+        };
         let request = row / shape.q;
         let end = Var::new(0i32);
         when(row.lt(p.rows), || end.set(p.row_ends.at(row).load_as(LoadMode::STREAM)));
         let length = clamp_length(end.get(), p.length_max);
+        // Here, where every CTA passes, whatever its row.
+        topk.meet();
         when_else(
             length.le(shape.topk),
             || self.take_all(row, request, length),
@@ -105,11 +132,14 @@ impl Select {
                 let first = self.row_start(row, request);
                 let logits = p.logits.at64(first);
                 let tops = p.tops.at64(first >> KEYS_PER_TOP.trailing_zeros());
-                topk.write_ids(Row { logits, tops, length }, || self.start());
-                let quads = self.quads();
+                let slice = topk.write_ids(Row { logits, tops, length }, || self.start());
+                let quads = match slice {
+                    Some(slice) => self.quads(shape.topk, slice.base(), Some(slice)),
+                    None => self.quads(shape.topk, 0u32.into(), None),
+                };
                 for quad in &quads {
                     quad.when_inside(|| {
-                        let ids = topk.ids().ptr().at(quad.slot).load_vec::<{ SLOTS as usize }>();
+                        let ids = topk.ids().ptr().at(quad.listed).load_vec::<{ SLOTS as usize }>();
                         quad.ids.iter().zip(ids).for_each(|(id, loaded)| id.set(loaded));
                     });
                 }
@@ -149,9 +179,10 @@ impl Select {
         before.mul_wide(q * TILE as u32) + within.to_u64()
     }
 
-    /// Every key of a short row.
+    /// Every key of a short row; an equal share of the slots to each CTA.
     fn take_all(&self, row: Reg<u32>, request: Reg<u32>, length: Reg<u32>) {
-        let quads = self.quads();
+        let share = self.shape.topk / self.shape.cluster;
+        let quads = self.quads(share, self.topk.rank() * share, None);
         let table = self.table_row(request);
         for quad in &quads {
             for (i, (id, block)) in quad.ids.iter().zip(&quad.blocks).enumerate() {
@@ -194,15 +225,20 @@ impl Select {
         entries
     }
 
-    /// This thread's slots of the output row.
-    fn quads(&self) -> Vec<Quad> {
-        let Select { shape, t, .. } = self;
-        let all = shape.topk / SLOTS;
-        let quad = |first: u32| {
-            let index = t.index + first;
-            let inside = (first + t.threads > all).then(|| index.lt(all));
+    /// This thread's slots of the output row: of `most` from `first` on, or as far as the CTA's slice goes.
+    fn quads(&self, most: u32, first: Reg<u32>, slice: Option<Slice>) -> Vec<Quad> {
+        let t = self.t;
+        let all = most / SLOTS;
+        let quad = |round: u32| {
+            let index = t.index + round;
+            let listed = index * SLOTS;
+            let slot = if first.constant() == Some(0) { listed } else { first + listed };
+            let inside = match slice {
+                Some(slice) => Some(slot.lt(slice.end)),
+                None => (round + t.threads > all).then(|| index.lt(all)),
+            };
             let vars = || std::array::from_fn(|_| Var::new(0u32));
-            Quad { slot: index * SLOTS, inside, ids: vars(), blocks: vars() }
+            Quad { slot, listed, inside, slice, ids: vars(), blocks: vars() }
         };
         (0..all).step_by(t.threads as usize).map(quad).collect()
     }
@@ -236,14 +272,22 @@ impl Select {
                     let Some(output) = output else { continue };
                     let at = output.at(quad.slot);
                     let values: [Reg<i32>; SLOTS as usize] = values.try_into().expect("four slots");
+                    let aligned = (at.address().low() & 15).eq(0);
                     when_else(
-                        (at.address().low() & 15).eq(0),
+                        quad.is_whole().map_or(aligned, |whole| aligned & whole),
                         || at.store_vec(values),
-                        || (0..SLOTS).for_each(|i| at.offset(i as i32).store(values[i as usize])),
+                        || {
+                            (0..SLOTS)
+                                .for_each(|i| quad.when_in_slice(i, || at.offset(i as i32).store(values[i as usize])))
+                        },
                     );
                 }
             });
         }
-        when(t.index.eq(0), || p.counts.at(row).store(n.as_i32()));
+        let first = match shape.cluster {
+            1 => t.index.eq(0),
+            _ => (t.index | self.topk.rank()).eq(0),
+        };
+        when(first, || p.counts.at(row).store(n.as_i32()));
     }
 }

@@ -128,7 +128,7 @@ impl IndexerSelect {
             length_max: step.length_max as u32,
             rows: live as u32,
         };
-        let grid = word(KERNEL, "rows", rows)?;
+        let grid = word(KERNEL, "rows", rows.saturating_mul(self.shape.cluster() as usize))?;
         Ok(self.function.launch(stream, LaunchConfig::new(grid).overlap(true), &args)?)
     }
 }

@@ -121,10 +121,18 @@ impl Places {
     }
 
     /// Writes the indices of the keys above the threshold, and of the first `ties` at it, in order. `before`: such keys
-    /// that come before this run.
-    pub(super) fn write_indices(&self, run: &Run, ties: Reg<u32>, before: [Reg<u32>; 2], list: SharedArray<u32>) {
+    /// that come before this run; `base`: the place of the list's first word, 0 if none.
+    pub(super) fn write_indices(
+        &self,
+        run: &Run,
+        ties: Reg<u32>,
+        before: [Reg<u32>; 2],
+        list: SharedArray<u32>,
+        base: Option<Reg<u32>>,
+    ) {
         self.each(run, ties, before, |octet, [above, taken], [above_before, taken_before]| {
-            let slot = Var::new(list.at(above_before + taken_before).address());
+            let place = above_before + taken_before;
+            let slot = Var::new(list.at(base.map_or(place, |base| place - base)).address());
             let selected = above | taken;
             let first = octet.first_index();
             for i in 0..KEYS {

@@ -1,11 +1,12 @@
 //! The keys that a thread holds in registers, eight at a time, and how they are counted.
 
 use dsa_core::device::keys::{Keys8, both_halves, foreign_keys, order16_x2, sort_halves};
-use dsa_core::device::radix::{BINS, LOW_BINS, LOW_BITS, count};
+use dsa_core::device::radix::count;
 use dsa_core::device::scan::Thread;
 use ptx::{Global, Reg, SharedArray, Var, when};
 
-use super::KEYS;
+use super::cluster::Cluster;
+use super::{Digits, KEYS};
 
 /// Eight consecutive keys and their place: key `i` has index `8 * base + i`. Key 0 is "no key".
 #[derive(Clone, Copy)]
@@ -42,14 +43,25 @@ pub(super) struct Run {
     octets: Vec<Octet>,
     /// Lines of a warp, the same in all.
     share: Var<u32>,
+    part: Option<Part>,
+    digits: Digits,
     t: Thread,
+}
+
+/// Of a CTA that is one of several.
+struct Part {
+    ctas: u32,
+    rank: Reg<u32>,
+    /// Number of its first octet.
+    first: Var<u32>,
 }
 
 impl Run {
     /// Room for `octets` lines a warp.
-    pub(super) fn new(octets: u32, t: Thread) -> Run {
+    pub(super) fn new(octets: u32, cluster: Option<&Cluster>, digits: Digits, t: Thread) -> Run {
         let octet = || Octet { base: Var::new(0u32), words: std::array::from_fn(|_| Var::new(0u32)) };
-        Run { octets: (0..octets).map(|_| octet()).collect(), share: Var::new(0u32), t }
+        let part = cluster.map(|cluster| Part { ctas: cluster.size, rank: cluster.rank, first: Var::new(0u32) });
+        Run { octets: (0..octets).map(|_| octet()).collect(), share: Var::new(0u32), part, digits, t }
     }
 
     /// Octets of a thread at most.
@@ -57,33 +69,53 @@ impl Run {
         self.octets.len()
     }
 
-    /// Deals `total` octets out in equal shares; returns the rounds that they take.
-    pub(super) fn deal(&self, total: Reg<u32>) -> Reg<u32> {
+    /// Deals `total` octets out, consecutive ones to each CTA, in equal shares; returns how many of them are this CTA's and
+    /// the rounds that they take.
+    pub(super) fn deal(&self, total: Reg<u32>) -> (Reg<u32>, Reg<u32>) {
+        let lines = (total + 31) >> 5;
+        let Some(Part { ctas, rank, first }) = &self.part else { return (total, self.spread(lines)) };
+        let own_lines = (lines + (ctas - 1)) >> ctas.trailing_zeros();
+        let most = own_lines * 32;
+        first.set(*rank * most);
+        let own = (total.max(first.get()) - first.get()).min(most);
+        (own, self.spread(own_lines))
+    }
+
+    /// Deals `total` octets of this CTA alone to its warps; returns the rounds that they take.
+    pub(super) fn deal_own(&self, total: Reg<u32>) -> Reg<u32> {
+        if let Some(Part { first, .. }) = &self.part {
+            first.set(0u32);
+        }
+        self.spread((total + 31) >> 5)
+    }
+
+    /// Deals lines to the warps.
+    fn spread(&self, lines: Reg<u32>) -> Reg<u32> {
         let (warps, most) = (self.t.warps(), self.octets.len() as u32);
         assert!(warps.is_power_of_two() && most.is_power_of_two(), "shifts divide");
-        let lines = (total + 31) >> 5;
         self.share.set(((lines + (warps - 1)) >> warps.trailing_zeros()).min(most));
         (lines + (warps * most - 1)) >> (warps * most).trailing_zeros()
     }
 
-    /// Octets of one round.
+    /// Octets of one round of all CTAs.
     pub(super) fn capacity(&self) -> u32 {
-        self.octets.len() as u32 * self.t.threads
+        self.octets.len() as u32 * self.t.threads * self.part.as_ref().map_or(1, |part| part.ctas)
     }
 
-    /// Number of this thread's octet `j` in `round`, among all that were dealt out.
+    /// Number of this thread's octet `j` in `round`, among those of the CTA.
     pub(super) fn number(&self, round: Reg<u32>, j: usize) -> Reg<u32> {
         let line = round.mad(self.t.warps(), self.t.warp).mad(self.share.get(), j as u32);
         line.mad(32u32, self.t.lane)
     }
 
-    /// Loads this thread's octets among the `total` of a round, 16 bytes each from `from` on.
+    /// Loads this thread's octets of a round among the `total` of the CTA, 16 bytes each; octet 0 of all CTAs is at `from`.
     pub(super) fn load(&self, round: Reg<u32>, total: Reg<u32>, from: Global<u32>) {
         self.each(|j, octet| {
             let n = self.number(round, j);
-            octet.base.set(n);
+            let base = self.part.as_ref().map_or(n, |part| part.first.get() + n);
+            octet.base.set(base);
             octet.clear();
-            when(n.lt(total), || octet.load(from.at(n * 4)));
+            when(n.lt(total), || octet.load(from.at(base * 4)));
         });
     }
 
@@ -128,11 +160,12 @@ impl Run {
 
     /// Counts the upper digit of every key ("no key" lands in bin 0, of which no more than is missing counts).
     pub(super) fn count_high(&self, bins: SharedArray<u32>) {
-        let mask = (BINS - 1) << 2;
+        let Digits { bins: n, low_bits } = self.digits;
+        let mask = (n - 1) << 2;
         self.each(|_, octet| {
             for word in octet.keys() {
-                count(bins.ptr().byte_at((word >> (LOW_BITS - 2)) & mask));
-                count(bins.ptr().byte_at((word >> (16 + LOW_BITS - 2)) & mask));
+                count(bins.ptr().byte_at((word >> (low_bits - 2)) & mask));
+                count(bins.ptr().byte_at((word >> (16 + low_bits - 2)) & mask));
             }
         });
     }
@@ -140,7 +173,8 @@ impl Run {
     /// Counts the lower digit of the keys whose upper digit is `high`, and all others in one more bin: a branch around the
     /// count would take longer.
     pub(super) fn count_low(&self, high: Reg<u32>, bins: SharedArray<u32>) {
-        let (value, none) = (both_halves(high << LOW_BITS), both_halves(Reg::from(LOW_BINS)));
+        let Digits { low_bits, .. } = self.digits;
+        let (value, none) = (both_halves(high << low_bits), both_halves(Reg::from(1 << low_bits)));
         self.each(|_, octet| {
             for word in octet.keys() {
                 let digits = (word ^ value).min_u16x2(none) << 2;
@@ -155,9 +189,9 @@ impl Run {
     /// which no more than is missing counts, all others that are looked at. Made for octets of which only the largest keys, if any, are above.
     pub(super) fn count_from(&self, low: Reg<u32>, bins: SharedArray<u32>) {
         let low = both_halves(low);
-        let limit = both_halves(Reg::from(BINS - 1));
+        let limit = both_halves(Reg::from(self.digits.bins - 1));
         let count_two = |word: Reg<u32>| {
-            // Byte offsets of two bins: 4 * (BINS - 1) fits 16 bits.
+            // Byte offsets of two bins, which fit 16 bits.
             let distance = (word.max_u16x2(low) - low).min_u16x2(limit) << 2;
             for bin in [distance & 0xFFFF, distance >> 16] {
                 count(bins.ptr().byte_at(bin));
@@ -174,5 +208,3 @@ impl Run {
         });
     }
 }
-
-const _: () = assert!((BINS - 1) << 2 < 1 << 16);

@@ -18,6 +18,9 @@ const PAST_END: u16 = 0x7F80;
 /// What fills the GPU's scratch where a row has no page: the largest top, a NaN logit.
 const UNWRITTEN: u8 = 0xFF;
 
+/// CTAs that may share a row.
+pub const CLUSTERS: [u32; 5] = [1, 2, 4, 8, 16];
+
 /// Rows of logits to select from.
 #[derive(Debug, Clone)]
 pub struct Rows {
@@ -35,6 +38,8 @@ pub struct Rows {
     pub foreign: bool,
     pub ids: bool,
     pub hold: bool,
+    /// CTAs that share a row.
+    pub cluster: u32,
     /// Rows of the outputs beyond the live ones.
     pub spare: usize,
 }
@@ -56,6 +61,7 @@ impl Rows {
             foreign: false,
             ids: true,
             hold: false,
+            cluster: 1,
             spare: 0,
         }
     }
@@ -65,9 +71,24 @@ impl Rows {
         Rows { foreign, ..self }
     }
 
+    /// Shared by `cluster` CTAs each.
+    pub fn cluster(self, cluster: u32) -> Rows {
+        Rows { cluster, ..self }
+    }
+
     pub fn shape(&self) -> SelectShape {
-        let shape = SelectShape::new(self.q, self.topk, self.page).unwrap();
+        let shape = SelectShape::new(self.q, self.topk, self.page).unwrap().with_cluster(self.cluster).unwrap();
         shape.with_ids(self.ids).with_hold(self.hold).with_foreign_logits(self.foreign)
+    }
+
+    /// The kernel of each number of CTAs that can share the rows; on the simulator, without `DSA_FULL=1`, of one CTA and of one
+    /// other number, which changes with the rows.
+    pub fn kernels(&self, device: &Device) -> Vec<IndexerSelect> {
+        let all = !device.info().simulated || std::env::var_os("DSA_FULL").is_some_and(|v| v == "1");
+        let other = [2, 4, 2, 2, 4, 2, 8][(self.live() + self.topk / 128 + usize::from(self.foreign)) % 7];
+        let wanted = CLUSTERS.into_iter().filter(|cluster| all || [1, other].contains(cluster));
+        let shapes = wanted.filter_map(|cluster| self.shape().with_cluster(cluster).ok());
+        shapes.map(|shape| IndexerSelect::new(device, shape).unwrap()).collect()
     }
 
     pub fn live(&self) -> usize {
@@ -221,26 +242,30 @@ impl SelectRig {
     pub fn check(&self, want: &[Selection], [out, counts, ids]: &[Vec<i32>; 3]) {
         let ids = self.rows.ids.then_some(&ids[..]);
         if let Err(mismatch) = check_selection(want, self.rows.topk, out, counts, ids) {
-            let Rows { q, topk, page, row_ends, foreign, .. } = &self.rows;
-            panic!("{mismatch}: q {q}, top-k {topk}, page {page}, foreign {foreign}, row ends {row_ends:?}");
+            let Rows { q, topk, page, row_ends, foreign, cluster, .. } = &self.rows;
+            panic!(
+                "{mismatch}: q {q}, top-k {topk}, page {page}, foreign {foreign}, clusters of {cluster}, row ends {row_ends:?}"
+            );
         }
     }
 }
 
-/// Selects from the rows `runs` times; every run must be the oracle's answer.
+/// Selects from the rows `runs` times with every number of CTAs a row; every run must be the oracle's answer.
 #[track_caller]
 pub fn check_select_runs(device: &Device, rows: &Rows, runs: usize) {
-    let select = IndexerSelect::new(device, rows.shape()).unwrap();
-    check_select_with(device, &select, rows, runs);
+    check_select_with(device, &rows.kernels(device), rows, runs);
 }
 
-/// As [`check_select_runs`] with a kernel at hand.
+/// As [`check_select_runs`] with kernels at hand.
 #[track_caller]
-pub fn check_select_with(device: &Device, select: &IndexerSelect, rows: &Rows, runs: usize) {
-    let rig = SelectRig::new(device, rows);
+pub fn check_select_with(device: &Device, kernels: &[IndexerSelect], rows: &Rows, runs: usize) {
+    let mut rig = SelectRig::new(device, rows);
     let want = rows.expected();
-    for _ in 0..runs {
-        rig.check(&want, &rig.run(select));
+    for select in kernels {
+        rig.rows.cluster = select.shape().cluster();
+        for _ in 0..runs {
+            rig.check(&want, &rig.run(select));
+        }
     }
 }
 

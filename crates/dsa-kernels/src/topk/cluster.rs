@@ -1,0 +1,274 @@
+//! The CTAs of a cluster that share a row: each has consecutive octets of it, all find the same cut.
+//!
+//! They meet by asynchronous stores alone, which complete on an mbarrier of the CTA that they go to: a barrier of the cluster
+//! with release and acquire costs a device-wide fence. Each exchange has its own slots and its own mbarrier, so nothing is
+//! written twice and no CTA tells another that it has read something.
+//!
+//! | exchange | each CTA sends | to |
+//! |---|---|---|
+//! | a digit | its counts of 256 bins, 16 bits each | every CTA, itself too |
+//! | the list | its listed vectors | the CTA of each one's place |
+//!
+//! A CTA waits for every exchange before it ends, so nobody writes to one that has ended; that all have started is known from a
+//! relaxed barrier of the cluster before the first exchange.
+
+use dsa_core::device::radix::{Crossing, WARP_BINS, WARP_DIGIT_BITS, find_topdown_over_lanes, sum_pairwise};
+use dsa_core::device::scan::Thread;
+use ptx::{
+    Mbarrier, MbarrierArray, Redux, Reg, SharedArray, Var, cluster_arrive_relaxed, cluster_rank, cluster_wait,
+    fence_mbarrier_init, redux, sync_threads, when, when_else,
+};
+
+use super::Digits;
+
+/// CTAs that may share a row.
+pub(crate) const CLUSTERS: [u32; 5] = [1, 2, 4, 8, 16];
+
+/// Exchanges of digits at most: two of the tops; of listed keys one, which may turn out to be too narrow, then two.
+const DIGITS: u32 = 5;
+/// Words of one CTA's counts.
+const COUNT_WORDS: u32 = WARP_BINS / 2;
+/// Counts of a lane that packs or sums them.
+const PER_LANE: u32 = WARP_BINS / 32;
+const _: () = assert!(PER_LANE == 8, "one 16-byte packet a lane");
+
+/// Whether `cluster` CTAs can share a row of which `k` keys are selected: a count is cut to its share of 16 bits, so that
+/// the sum over the CTAs has 16, and must still tell that K is reached.
+pub(crate) fn fits(cluster: u32, k: u32) -> bool {
+    CLUSTERS.contains(&cluster) && k <= count_max(cluster)
+}
+
+/// What counts are cut to.
+fn count_max(cluster: u32) -> u32 {
+    u32::from(u16::MAX) / cluster
+}
+
+/// A CTA's part in the cluster.
+#[derive(Clone, Copy)]
+pub(super) struct Cluster {
+    pub(super) size: u32,
+    pub(super) rank: Reg<u32>,
+    /// Of each exchange and CTA: its counts, two to a word, that of the lower bin in the lower half.
+    counts: SharedArray<u32>,
+    /// The crossing, then the tally.
+    found: SharedArray<u32>,
+    /// The vectors that are this CTA's of the list.
+    list: SharedArray<u32>,
+    /// Of each exchange of digits, then of the list.
+    arrived: MbarrierArray,
+    /// Exchanges of digits before.
+    exchange: Var<u32>,
+    /// Keys above the cut and at it, those of the CTAs before (lower half) and this one's (upper half), at most as many as
+    /// counts are cut to. In the last warp.
+    above: Var<u32>,
+    tied: Var<u32>,
+    t: Thread,
+}
+
+/// A CTA's consecutive places among the K.
+#[derive(Clone, Copy)]
+pub struct Slice {
+    /// The first.
+    pub first: Reg<u32>,
+    /// The one after the last.
+    pub end: Reg<u32>,
+}
+
+impl Slice {
+    pub(super) fn of([first, end]: [Var<u32>; 2]) -> Slice {
+        Slice { first: first.get(), end: end.get() }
+    }
+
+    /// The multiple of four at or before the first place: what the CTA's list begins with, so that four places that are
+    /// aligned in a row are aligned in the list.
+    pub fn base(&self) -> Reg<u32> {
+        self.first & 0xFFFF_FFFCu32
+    }
+}
+
+impl Cluster {
+    /// Reserves its part of the shared layout; `found` has four words, aligned to 8 bytes.
+    pub(super) fn new(size: u32, k: u32, found: SharedArray<u32>, t: Thread) -> Cluster {
+        assert!(fits(size, k) && size > 1 && size <= t.warps(), "clusters of {size} for top-{k}");
+        Cluster {
+            size,
+            rank: cluster_rank(),
+            counts: SharedArray::aligned("counts", DIGITS * size * COUNT_WORDS, 16),
+            found,
+            list: SharedArray::aligned("dealt", k / size, 16),
+            arrived: MbarrierArray::new("arrived", DIGITS + 1),
+            exchange: Var::new(0u32),
+            above: Var::new(0u32),
+            tied: Var::new(0u32),
+            t,
+        }
+    }
+
+    /// Digits of 8 bits: one exchange each, of few enough counts.
+    pub(super) fn digits() -> Digits {
+        Digits { bins: WARP_BINS, low_bits: WARP_DIGIT_BITS }
+    }
+
+    /// The first thing of every CTA.
+    pub(super) fn arrive(&self) {
+        when(self.t.index.eq(0), || {
+            (0..self.arrived.len()).for_each(|i| self.arrived.at(i).init(1));
+            fence_mbarrier_init();
+        });
+        cluster_arrive_relaxed();
+    }
+
+    /// Waits until every CTA has arrived. ORDER: a peer's start and its mbarriers, before the first store to it.
+    pub(super) fn meet(&self) {
+        cluster_wait();
+    }
+
+    /// The vectors of the list that are this CTA's.
+    pub(super) fn list(&self) -> SharedArray<u32> {
+        self.list
+    }
+
+    /// Counts of this exchange.
+    fn counts_of(&self, rank: impl Into<Reg<u32>>) -> ptx::Shared<u32> {
+        let slot = self.exchange.get().mad(self.size, rank);
+        self.counts.ptr().at(slot * COUNT_WORDS)
+    }
+
+    /// A new search.
+    pub(super) fn begin(&self) {
+        self.above.set(0u32);
+    }
+
+    /// As [`find_topdown`](dsa_core::device::radix::find_topdown) over the `bins` of all CTAs, every bin counted. All
+    /// threads of all CTAs call it after a barrier that orders their CTA's counting; ends with a barrier of the CTA, after
+    /// which the bins may be reused.
+    pub(super) fn find_topdown(&self, bins: SharedArray<u32>, need: Reg<u32>) -> Crossing {
+        let Cluster { size, t, found, .. } = self;
+        when(t.warp.lt(*size), || self.send(bins));
+        when(t.warp.eq(0), || {
+            let arrived = self.arrived.at(self.exchange.get());
+            self.wait(arrived, size * COUNT_WORDS * 4); // ORDER: every CTA's counts.
+            let first = Reg::<u32>::from(31) - t.lane;
+            let at = self.counts_of(0u32).at(first * (PER_LANE / 2));
+            let mut words = at.load_vec::<4>();
+            for rank in 1..*size {
+                let more = at.offset((rank * COUNT_WORDS) as i32).load_vec::<4>();
+                words = std::array::from_fn(|w| words[w] + more[w]);
+            }
+            let counts: Vec<_> = words.into_iter().flat_map(|word| [word & 0xFFFF, word >> 16]).collect();
+            let crossing = find_topdown_over_lanes(&counts, first * PER_LANE, need, t.lane);
+            when(t.lane.eq(0), || found.ptr().store_vec([crossing.bin, crossing.above]));
+        });
+        sync_threads(); // ORDER: the crossing, before every warp reads it; every CTA's counts, for the last warp.
+        let [bin, above] = found.ptr().load_vec::<2>();
+        when(self.tallies(), || self.tally(bin));
+        self.exchange.add(1u32);
+        Crossing { bin, above }
+    }
+
+    /// One warp sends to one CTA.
+    fn send(&self, bins: SharedArray<u32>) {
+        let Cluster { size, t, .. } = self;
+        let at = bins.ptr().at(t.lane * PER_LANE);
+        let counts: Vec<_> = [at, at.offset(4)].iter().flat_map(|at| at.load_vec::<4>()).collect();
+        // No count above the crossing is cut, as all of them together are below K.
+        let counts: Vec<_> = counts.into_iter().map(|count| count.min(count_max(*size))).collect();
+        let words: [Reg<u32>; 4] = std::array::from_fn(|w| counts[2 * w].permute(counts[2 * w + 1], 0x5410u32));
+        let to = self.counts_of(self.rank).at(t.lane * (PER_LANE / 2)).of_cta(t.warp);
+        to.store_async(words, self.arrived.at(self.exchange.get()).of_cta(t.warp));
+    }
+
+    /// Expects `bytes` at a barrier and waits for them; by the first warp.
+    fn wait(&self, arrived: Mbarrier, bytes: u32) {
+        when(self.t.lane.eq(0), || arrived.arrive_expect(bytes));
+        arrived.wait_cluster(0);
+    }
+
+    /// The warp that tallies, beside what the others do next: the one that has octets last.
+    fn tallies(&self) -> ptx::Pred {
+        self.t.warp.eq(self.t.warps() - 1)
+    }
+
+    /// Adds the keys in the bins above `bin`, and takes those in it for the tied.
+    fn tally(&self, bin: Reg<u32>) {
+        let Cluster { size, rank, t, .. } = self;
+        let at = self.counts_of(0u32);
+        let packet = at.at(t.lane * (PER_LANE / 2));
+        let before: [Var<u32>; 4] = std::array::from_fn(|_| Var::new(0u32));
+        for r in 0..size - 1 {
+            when(rank.gt(r), || {
+                let more = packet.offset((r * COUNT_WORDS) as i32).load_vec::<4>();
+                before.iter().zip(more).for_each(|(sum, more)| sum.add(more));
+            });
+        }
+        let own = packet.at(*rank * COUNT_WORDS).load_vec::<4>();
+        let higher: [Reg<u32>; 4] = std::array::from_fn(|w| {
+            let low = t.lane * PER_LANE + 2 * w as u32;
+            low.gt(bin).select::<u32>(0xFFFFu32, 0u32) | (low + 1).gt(bin).select::<u32>(0xFFFF_0000u32, 0u32)
+        });
+        let in_higher = |counts: [Reg<u32>; 4]| {
+            let pairs = sum_pairwise(&counts.iter().zip(higher).map(|(pair, mask)| *pair & mask).collect::<Vec<_>>());
+            (pairs & 0xFFFF) + (pairs >> 16)
+        };
+        let above = in_higher(before.map(|sum| sum.get())) | (in_higher(own) << 16);
+        self.above.add(redux(Redux::AddU32, above));
+        // Lane r looks at the counts of CTA r.
+        let here = Var::new(0u32);
+        when(t.lane.lt(*size), || {
+            let pair = at.at(t.lane.mad(COUNT_WORDS, bin >> 1)).load();
+            here.set((pair >> ((bin & 1) * 16)) & 0xFFFF);
+        });
+        let here = here.get();
+        let tied = t.lane.eq(*rank).select::<u32>(here << 16, t.lane.lt(*rank).select::<u32>(here, 0u32));
+        self.tied.set(redux(Redux::AddU32, tied));
+    }
+
+    /// After the last digit of a search, before a barrier of the CTA, after which [`slice`](Cluster::slice) holds.
+    pub(super) fn publish_tally(&self) {
+        when(self.tallies() & self.t.lane.eq(0), || {
+            self.found.ptr().offset(2).store_vec([self.above.get(), self.tied.get()]);
+        });
+    }
+
+    /// How many keys above the threshold and at it the CTAs before have, and this one's places, if the first `ties` at it are
+    /// taken.
+    pub(super) fn slice(&self, ties: Reg<u32>) -> ([Reg<u32>; 2], Slice) {
+        let words = self.found.ptr().offset(2).load_vec::<2>();
+        // Those at it may be more than were counted, but then as many as are taken were.
+        let [before, own] = [words.map(|word| word & 0xFFFF), words.map(|word| word >> 16)];
+        let places = |above: Reg<u32>, tied: Reg<u32>| above + tied.min(ties);
+        let first = places(before[0], before[1]);
+        (before, Slice { first, end: places(before[0] + own[0], before[1] + own[1]) })
+    }
+
+    /// Deals the listed vectors to the CTAs by their places; `from` holds this CTA's, from the place `slice.base()` on. All
+    /// threads call it after a barrier that orders their CTA's list; after it each may read [`list`](Cluster::list).
+    pub(super) fn deal_list(&self, from: SharedArray<u32>, slice: Slice) {
+        let Cluster { t, list, .. } = self;
+        let arrived = self.arrived.at(DIGITS);
+        let first = slice.base();
+        let fours = (from.len() / 4).div_ceil(t.threads);
+        for round in 0..fours {
+            let place = first + (t.index + round * t.threads) * 4;
+            when(place.lt(slice.end), || {
+                let vectors = from.at(place - first).load_vec::<4>();
+                let (owner, at) = (place / list.len(), place % list.len());
+                let (to, arrived) = (list.at(at).of_cta(owner), arrived.of_cta(owner));
+                when_else(
+                    place.ge(slice.first) & (place + 4).le(slice.end),
+                    || to.store_async(vectors, arrived),
+                    || {
+                        for (i, vector) in (0u32..).zip(vectors) {
+                            let place = place + i;
+                            when(place.ge(slice.first) & place.lt(slice.end), || {
+                                to.offset(i as i32).store_async([vector], arrived);
+                            });
+                        }
+                    },
+                );
+            });
+        }
+        when(t.index.eq(0), || arrived.arrive_expect(list.len() * 4));
+        arrived.wait_cluster(0); // ORDER: this CTA's part of the list, before its threads read it.
+    }
+}
