@@ -76,6 +76,13 @@ pub struct Row {
     pub length: Reg<u32>,
 }
 
+impl Row {
+    /// Vectors that hold its keys.
+    fn vectors(&self) -> Reg<u32> {
+        (self.length + (KEYS - 1)) >> KEYS.trailing_zeros()
+    }
+}
+
 /// The selection of K keys by the whole CTA, or by all CTAs of a cluster.
 pub struct RowTopk {
     k: u32,
@@ -91,12 +98,12 @@ impl RowTopk {
     /// Selects `k` keys, a multiple of 128, by `cluster` CTAs together; reserves its part of the shared layout. `foreign` logits
     /// may hold any NaN pattern and -0.
     pub fn new(k: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
-        Self::with_list(k, k, cluster, foreign, t)
+        Self::with_list(k, k + KEYS, cluster, foreign, t)
     }
 
     /// As [`new`](RowTopk::new) for one CTA, with room for the selection as a [`BRow`].
     pub fn with_b_row(k: u32, foreign: bool, t: Thread) -> RowTopk {
-        Self::with_list(k, BRow::new(k as usize).words() as u32, 1, foreign, t)
+        Self::with_list(k, BRow::new(k as usize).words() as u32 + KEYS, 1, foreign, t)
     }
 
     fn with_list(k: u32, list_words: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
@@ -132,7 +139,7 @@ impl RowTopk {
         self.cluster.iter().for_each(Cluster::meet);
     }
 
-    /// Zeroes the bins, and the planes of a B' row; a CTA barrier must follow before a selection.
+    /// Zeroes the bins; a CTA barrier must follow before a selection.
     pub fn clear(&self) {
         fill(self.smem.bins, 0, self.t);
         fill(self.smem.low, 0, self.t);
@@ -140,8 +147,6 @@ impl RowTopk {
             // A CTA's places may begin and end within four words that are read together.
             fill(self.smem.list, 0, self.t);
         }
-        let planes = self.smem.list.len() - self.k;
-        when(self.t.index.lt(planes), || self.smem.list.ptr().at(self.t.index + self.k).store(0u32));
     }
 
     /// One word per warp, free until a selection.
@@ -168,6 +173,7 @@ impl RowTopk {
         when_else(
             row.length.le(*k),
             || {
+                when(t.index.lt(smem.list.len() - KEYS - k), || planes.at(t.index).store(0u32));
                 for_range(t.index, *k, t.threads, |slot| {
                     let value = Var::new(0u32);
                     when(slot.lt(row.length), || {
@@ -204,7 +210,7 @@ impl RowTopk {
     /// CTA barrier.
     fn search(&self, row: Row, start: impl FnOnce(), ids: bool) -> Selected {
         let RowTopk { k, smem, t, cluster, .. } = self;
-        let vectors = (row.length + (KEYS - 1)) >> KEYS.trailing_zeros();
+        let vectors = row.vectors();
         // A CTA's vectors of a list.
         let own_k = k / self.ctas();
         let octets = own_k.max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();
@@ -240,6 +246,11 @@ impl RowTopk {
                 row,
             };
             self.cut(&pass, low.get(), threshold, ties);
+            if !ids {
+                // All reads of the list were before the cut's barriers. A B' row ors its planes, and holds no index but its
+                // own even if fewer than K keys are found, as with tops that are not their logits' own.
+                fill(smem.list, 0, *t);
+            }
             let highest = cluster.is_none().then(|| highest_bin(smem.crossing, *t));
             let cut = Cut { threshold: threshold.get(), ties: ties.get() };
             // Rounds follow each other in index order.
@@ -306,7 +317,10 @@ impl RowTopk {
             if first {
                 when_else(
                     pass.listed,
-                    || run.load_listed(total, from, self.cluster.map_or(self.smem.list, |cluster| cluster.list())),
+                    || {
+                        let list = self.cluster.map_or(self.smem.list, |cluster| cluster.list());
+                        run.load_listed(total, from, list, pass.row.vectors());
+                    },
                     || run.load(round, total, from),
                 );
                 when(!pass.over_tops, || run.logits_to_keys(total, pass.row.length, self.foreign));

@@ -5,7 +5,7 @@ mod common;
 use common::{GUARD, POISON, POISON32, in_every_order, on_every_device, sized};
 use dsa_core::ShapeError;
 use dsa_core::consts::{KEYS_PER_TOP, LOCAL_CONTEXT_MAX, PAGE};
-use dsa_core::generate::LogitPattern;
+use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::layout::ll_slot::{LlSlots, next_epoch};
 use dsa_core::layout::pitched_scratch::PitchedScratch;
 use dsa_core::numerics::order16::canonical_logit;
@@ -94,6 +94,39 @@ impl Rig {
         assert!(counts.split_off(self.rows).iter().all(|x| *x == POISON32), "a write past the counts");
         (out, counts)
     }
+}
+
+/// Tops of other logits, as in scratch that another step left: wrong keys, but of the row, and nothing is touched beside the
+/// outputs.
+#[test]
+fn tops_that_are_not_their_logits_own_do_no_harm() {
+    on_every_device(|device| {
+        for n in [128, 512] {
+            let layout = LocalTopkShape::new(n, 4096).unwrap().row();
+            let lengths = [20_003, 100_000, 300];
+            for pattern in [LogitPattern::Gaussian, LogitPattern::AllEqual, LogitPattern::Descending] {
+                let rows: Vec<Vec<u16>> = lengths.iter().map(|len| pattern.row(*len as u64, *len)).collect();
+                let rig = Rig::new(device, n, &rows, 0);
+                let select = IndexerLocalTopk::new(device, LocalTopkShape::new(n, 4096).unwrap()).unwrap();
+                let mut rng = SplitMix64::new(n as u64);
+                for (low, mask) in [(0, 0), (1, 0), (0x8000, 0), (0xFFFF, 0), (0, 0xFFFF), (0x8200, 1)] {
+                    let garbage: Vec<u16> = (0..rig.tops.len()).map(|_| low ^ (rng.next_u64() as u16 & mask)).collect();
+                    rig.tops.copy_from(&rig.stream, &garbage).unwrap();
+                    select.launch(&rig.stream, &rig.step()).unwrap();
+                    let (out, counts) = rig.read();
+                    assert_eq!(counts, lengths.map(|len| len.min(n) as i32));
+                    for (row, len) in out.chunks(layout.words()).zip(lengths) {
+                        let local = |slot: usize| {
+                            let high = row[n + slot / 32] >> (slot % 32) & 1;
+                            (high << 16 | (0xFFFF - (row[slot] & 0xFFFF))) as usize
+                        };
+                        let strays = (0..n).filter(|slot| row[*slot] != 0 && local(*slot) >= len);
+                        assert_eq!(strays.count(), 0, "{pattern:?}, {len} keys");
+                    }
+                }
+            }
+        }
+    });
 }
 
 /// The rows of the oracle, empty ones for the spare.

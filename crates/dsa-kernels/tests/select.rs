@@ -9,7 +9,7 @@ use dsa_core::ShapeError;
 use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::bf16;
 use dsa_core::numerics::order16::bits_of;
-use dsa_kernels::select::{SelectShape, SelectStep};
+use dsa_kernels::select::{IndexerSelect, SelectShape, SelectStep};
 use gpu::Device;
 
 const INFINITY: u16 = 0x7F80;
@@ -53,11 +53,17 @@ fn every_pattern_is_exact_either_side_of_every_edge() {
                     let all = !device.info().simulated || topk == 128 || i % 4 == topk / 128 % 4;
                     let kept = lengths.iter().copied().filter(|len| all || *len < 3 * topk);
                     let rows = rows_of(pattern, topk, &kept.collect::<Vec<_>>()).foreign(foreign);
-                    check_select_with(device, &kernels, &rows, 1);
+                    check_select_with(device, one_in(3, i, &kernels), &rows, 1);
                 }
             }
         }
     });
+}
+
+/// All kernels in every `n`-th case, else that of one CTA a row alone, where there are not all of them: on the simulator eight
+/// CTAs take eight times as long.
+fn one_in(n: usize, case: usize, kernels: &[IndexerSelect]) -> &[IndexerSelect] {
+    if kernels.len() == 2 && !case.is_multiple_of(n) { &kernels[..1] } else { kernels }
 }
 
 /// Among listed vectors one digit decides, the distance from the K-th top, as long as it has a bin of its own.
@@ -397,6 +403,48 @@ fn outputs_may_start_at_any_element() {
     });
 }
 
+/// Tops of other logits, as in scratch that another step left: wrong ids, but of the row, and nothing is touched beside the
+/// outputs.
+#[test]
+fn tops_that_are_not_their_logits_own_do_no_harm() {
+    on_every_device(|device| {
+        for topk in [128, 2048] {
+            let lengths = [2 * unlisted_max(topk) + 77, 4 * unlisted_max(topk) + 3, 500];
+            for pattern in [LogitPattern::Gaussian, LogitPattern::AllEqual, LogitPattern::Descending] {
+                let rows = rows_of(pattern, topk, &lengths);
+                let rig = SelectRig::new(device, &rows);
+                let mut rng = SplitMix64::new(topk as u64);
+                type Top = fn(&mut SplitMix64) -> u16;
+                let tops: [Top; 6] = [
+                    |_| 0,
+                    |_| 1,
+                    |_| 0x8000,
+                    |_| u16::MAX,
+                    |rng| rng.next_u64() as u16,
+                    |rng| if rng.below(8) == 0 { 0x8200 } else { rng.below(2) as u16 },
+                ];
+                for top in tops {
+                    let garbage: Vec<u16> = (0..rig.tops.len()).map(|_| top(&mut rng)).collect();
+                    rig.tops.copy_from(&rig.stream, &garbage).unwrap();
+                    for select in rows.kernels(device) {
+                        let [out, counts, ids] = rig.run(&select);
+                        assert_eq!(counts, lengths.map(|len| len.min(topk) as i32));
+                        for ((len, ids), out) in lengths.iter().zip(ids.chunks(topk)).zip(out.chunks(topk)) {
+                            let taken = topk.min(*len);
+                            assert!(
+                                ids[..taken].iter().all(|id| (0..*len as i32).contains(id)),
+                                "{pattern:?}: up to {:?} of {len}",
+                                ids.iter().max()
+                            );
+                            assert!(out[..taken].iter().all(|row| *row >= 0));
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn output_rows_beyond_the_live_ones_come_out_empty() {
     on_every_device(|device| {
@@ -439,7 +487,7 @@ fn random_rows_are_exact() {
                     rows.row_ends.push(len as i32 - if len == 0 { rng.below(5) as i32 } else { 0 });
                 }
                 done += rows.live();
-                check_select_with(device, &kernels, &rows, 1);
+                check_select_with(device, one_in(4, done, &kernels), &rows, 1);
             }
         }
     });

@@ -7,9 +7,10 @@ mod layer;
 use dsa_core::DecodeStep;
 use dsa_core::generate::{Contents, StepSpec};
 use dsa_core::layout::fp8_page::{self, ScaleForm};
-use gpu::{Graph, Stream};
+use gpu::{Device, Graph, SimConfig, Stream};
 use kimi_decode::{IndexerScratch, Step, StepShape, StepTable};
 use layer::{Layer, Outputs, devices, scratch_of};
+use test_devices::{gpu_only, sim_config};
 
 /// Captures one step.
 fn capture(layer: &Layer) -> Graph {
@@ -107,7 +108,9 @@ fn a_captured_step_follows_the_lengths_of_each_replay() {
     ];
     // Row r can see as many keys as its request has pages: cut the others to that.
     let replays = replays.map(|ends| std::array::from_fn::<i32, 5, _>(|row| ends[row].min(lengths[row])));
-    for device in devices() {
+    // With multiprocessors for one CTA a row, and for eight.
+    let wide = Device::simulated(SimConfig { sms: 40, ..sim_config() });
+    for device in devices().into_iter().chain((!gpu_only()).then_some(wide)) {
         let layer = Layer::new(&device, &captured);
         layer.inputs.row_ends.copy_from(&layer.stream, &[100, 100, 100, 0, 100]).unwrap();
         let graph = capture(&layer);

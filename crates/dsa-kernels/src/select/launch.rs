@@ -16,8 +16,8 @@ const KERNEL: &str = "select";
 #[derive(Clone, Debug)]
 pub struct SelectStep<'a> {
     /// Compact BF16 logits, as score wrote them; 16-byte aligned. Logits and tops must be of the same launch of score, with
-    /// these `row_ends` and this `length_max`: tops that are not their logits' largest are outside the contract, and
-    /// can make the kernel fault.
+    /// these `row_ends` and this `length_max`: tops that are not their logits' largest give wrong ids of the row, but no
+    /// fault.
     pub logits: View<'a, u16>,
     /// Tops, as score wrote them; 16-byte aligned.
     pub tops: View<'a, u16>,

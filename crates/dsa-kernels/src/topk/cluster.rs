@@ -247,7 +247,7 @@ impl Cluster {
         let Cluster { t, list, .. } = self;
         let arrived = self.arrived.at(DIGITS);
         let first = slice.base();
-        let fours = (from.len() / 4).div_ceil(t.threads);
+        let fours = (list.len() * self.size / 4).div_ceil(t.threads);
         for round in 0..fours {
             let place = first + (t.index + round * t.threads) * 4;
             when(place.lt(slice.end), || {

@@ -121,7 +121,8 @@ impl Places {
     }
 
     /// Writes the indices of the keys above the threshold, and of the first `ties` at it, in order. `before`: such keys
-    /// that come before this run; `base`: the place of the list's first word, 0 if none.
+    /// that come before this run; `base`: the place of the list's first word, 0 if none. The list has [`KEYS`] words to
+    /// spare: if the threshold is that of other keys, as with tops that are not their logits' own, there may be too many.
     pub(super) fn write_indices(
         &self,
         run: &Run,
@@ -132,8 +133,9 @@ impl Places {
     ) {
         self.each(run, ties, before, |octet, [above, taken], [above_before, taken_before]| {
             let place = above_before + taken_before;
-            let slot = Var::new(list.at(base.map_or(place, |base| place - base)).address());
-            let selected = above | taken;
+            let place = base.map_or(place, |base| place - base);
+            let slot = Var::new(list.at(place).address());
+            let selected = place.lt(list.len() - KEYS).select::<u32>(above | taken, 0u32);
             let first = octet.first_index();
             for i in 0..KEYS {
                 when((selected & (1 << i)).ne(0), || {
@@ -156,6 +158,9 @@ impl Places {
     ) {
         let none = Reg::<u32>::from(0);
         self.each(run, cut.ties, [none, none], |octet, [above, taken], [above_before, taken_before]| {
+            // Never so, unless the threshold is that of other keys.
+            let too_many = (above_before + above.popc()).gt(first_tie);
+            let above = too_many.select::<u32>(0u32, above);
             let first = octet.first_index();
             let emit_all = |mask: Reg<u32>, slot: Reg<u32>| {
                 let slot = Var::new(slot);

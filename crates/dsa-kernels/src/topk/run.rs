@@ -119,13 +119,16 @@ impl Run {
         });
     }
 
-    /// As [`load`](Run::load) for the octets of a list.
-    pub(super) fn load_listed(&self, total: Reg<u32>, from: Global<u32>, list: SharedArray<u32>) {
+    /// As [`load`](Run::load) for the octets of a list, of `all`.
+    pub(super) fn load_listed(&self, total: Reg<u32>, from: Global<u32>, list: SharedArray<u32>, all: Reg<u32>) {
+        let last = all - 1;
         self.each(|j, octet| {
             let n = self.number(Reg::from(0u32), j);
             octet.clear();
             when(n.lt(total), || {
-                octet.base.set(list.at(n).load());
+                // Lists ascend and end within the row, unless tops past its end are not 0. The last may be cut short.
+                let bound = (n + 1).lt(total).select::<u32>(last - 1, last);
+                octet.base.set(list.at(n).load().min(bound));
                 octet.load(from.at(octet.base.get() * 4));
             });
         });
