@@ -39,19 +39,31 @@
 //! load of rows, three exchanges over the cluster at 16 bytes a cycle from a CTA, of which that of `parts` is the largest
 //! (672 bytes a token), and the tensor core's 2 x T x 192 x 192 operations per CTA.
 
+mod absorb;
+mod exchange;
 mod kernel;
+mod norm;
+mod products;
 
-use dsa_core::consts::{KV_LORA, Q_HEAD, Q_LORA};
+use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};
 
 pub(crate) use kernel::build;
 
 /// CTAs of a cluster.
-pub(crate) const CLUSTER: u32 = 8;
+const CLUSTER: u32 = 8;
 /// Q_B rows that a CTA adds up.
-pub(crate) const ROWS: u32 = Q_HEAD as u32 / CLUSTER;
+const ROWS: u32 = Q_HEAD as u32 / CLUSTER;
+/// Tensor-core tiles of 8 such rows.
+const TILES: u32 = ROWS / 8;
 /// Columns of `q_c` and Q_B of a CTA.
-pub(crate) const SLICE: u32 = Q_LORA as u32 / CLUSTER;
-/// Its 16-byte chunks.
-pub(crate) const CHUNKS: u32 = SLICE / 8;
+const SLICE: u32 = Q_LORA as u32 / CLUSTER;
+/// Lines of 64 such columns: what a swizzled row of shared memory holds.
+const LINES: u32 = SLICE / 64;
+/// Words of a line's row.
+const LINE: u32 = 32;
+/// Words that a CTA sends of a token's sums of squares: its lines', padded.
+const SUMS: u32 = LINES + 1;
 /// Latent columns of a CTA.
-pub(crate) const COLUMNS: u32 = KV_LORA as u32 / CLUSTER;
+const COLUMNS: u32 = KV_LORA as u32 / CLUSTER;
+/// 16-row steps of the absorption.
+const STEPS: u32 = NOPE as u32 / 16;

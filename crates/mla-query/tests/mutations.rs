@@ -36,17 +36,23 @@ fn changed(ir: &KernelIr, what: &str, i: usize, op: Op) -> Mutant {
 }
 
 /// The instructions of each barrier of the cluster. In the text the arrival of all warps comes first, then what the computing
-/// warps do, then the inserting ones.
+/// warps do, then the inserting ones, of which one arrives in another way than the other.
 fn cluster_barriers(ir: &KernelIr) -> Vec<Vec<usize>> {
     let arrivals = at(ir, |op| matches!(op, Op::ClusterArrive { .. }));
     let waits = at(ir, |op| *op == Op::ClusterWait);
-    match (&arrivals[..], &waits[..]) {
-        ([all], [computing, inserting]) => vec![vec![*all, *computing, *inserting]],
-        ([all, rest @ ..], [computing, computing2, inserting, inserting2]) => {
-            vec![vec![*all, *computing, *inserting], [rest, &[*computing2, *inserting2]].concat()]
-        }
-        other => panic!("barriers of the cluster that this test does not know: {other:?}"),
-    }
+    let barriers = waits.len() / 2;
+    let (computing, inserting) = waits.split_at(barriers);
+    assert_eq!((inserting.len(), arrivals.len()), (barriers, 1 + 3 * (barriers - 1)), "barriers unknown to this test");
+    let (computing_arrivals, inserting_arrivals) = arrivals[1..].split_at(barriers - 1);
+    (0..barriers)
+        .map(|i| {
+            let arrivals = match i {
+                0 => vec![arrivals[0]],
+                _ => [&computing_arrivals[i - 1..i], &inserting_arrivals[2 * i - 2..2 * i]].concat(),
+            };
+            [&arrivals[..], &[computing[i], inserting[i]]].concat()
+        })
+        .collect()
 }
 
 fn mutants(ir: &KernelIr) -> Vec<Mutant> {
@@ -70,6 +76,9 @@ fn mutants(ir: &KernelIr) -> Vec<Mutant> {
     }
     for i in at(ir, |op| matches!(op, Op::BarSync { .. })) {
         all.push(without(ir, "CTA barrier", &[i]));
+    }
+    for i in at(ir, |op| matches!(op, Op::BarArrive { .. })) {
+        all.push(without(ir, "arrival at a CTA barrier", &[i]));
     }
     for i in at(ir, |op| matches!(op, Op::BarWarp { .. })) {
         all.push(without(ir, "warp barrier", &[i]));

@@ -1,0 +1,162 @@
+//! RMSNorm of a CTA's columns of every token's `q_a` into `q_c`.
+//!
+//! A team of 8 lanes has a row or two, each lane a 16-byte chunk of every line of 64 columns: so a team's sums of squares are
+//! those of a line, which the trees of the order of sums hold. The cluster exchanges these, so that every CTA adds up whole
+//! rows in the order of the single kernel. A token's sums arrive where its team will write the first line of its `q_c`.
+
+use dsa_core::consts::Q_LORA;
+use ptx::*;
+
+use super::kernel::{Tiled, WARPS};
+use super::{CLUSTER, LINE, LINES, SLICE, SUMS};
+use crate::query::numbers::{pack, query_rsqrt, squares, unpack};
+
+/// Lanes of a team.
+const TEAM: u32 = 8;
+/// Lines whose sums are neighbours in the order's trees.
+const TREE: u32 = 4;
+/// Such trees of a row.
+const TREES: u32 = CLUSTER * LINES / TREE;
+
+/// Four words of BF16 pairs, which branches set.
+type Words = [Var<u32>; 4];
+
+/// A lane's share of the rows of its team.
+pub(super) struct Norm {
+    /// Whether the warp has rows, if not all have.
+    works: Option<Pred>,
+    /// The team's first row of the tile.
+    first_row: Reg<u32>,
+    /// The lane's chunk of each line.
+    chunk: Reg<u32>,
+    /// Of the first line, in words of a row.
+    column: Reg<u32>,
+    /// Where the rows lie.
+    sources: Vec<Global<u32>>,
+    /// Of each row.
+    values: Vec<[Words; LINES as usize]>,
+    factors: Vec<Var<f32>>,
+}
+
+impl Norm {
+    /// Works out where the rows lie, before the dependency wait.
+    pub(super) fn new(k: &Tiled) -> Norm {
+        let teams = WARPS * (32 / TEAM);
+        let rows = k.tokens.div_ceil(teams);
+        let works = (k.tokens < teams).then(|| k.warp.lt(k.tokens / (32 / TEAM)));
+        let team = k.warp.mad(32 / TEAM, k.lane / TEAM);
+        let (first_row, chunk) = (team * rows, k.lane % TEAM);
+        let column = k.part.mad(SLICE / 2, chunk * 4);
+        Norm {
+            works,
+            first_row,
+            chunk,
+            column,
+            sources: (0..rows).map(|i| row(k, first_row + i).at(column)).collect(),
+            values: (0..rows).map(|_| std::array::from_fn(|_| words())).collect(),
+            factors: (0..rows).map(|_| Var::undefined()).collect(),
+        }
+    }
+
+    fn on_rows(&self, body: impl FnOnce()) {
+        match self.works {
+            Some(works) => when(works, body),
+            None => body(),
+        }
+    }
+
+    /// Loads the rows, exchanges their sums of squares and makes their factors, after the dependency wait.
+    pub(super) fn start(&self, k: &Tiled) {
+        let Norm { first_row, chunk, .. } = *self;
+        let sums: Vec<[Var<f32>; LINES as usize]> =
+            self.values.iter().map(|_| std::array::from_fn(|_| Var::undefined())).collect();
+        self.on_rows(|| {
+            for (to, from) in self.values.iter().zip(&self.sources) {
+                for (line, to) in (0..).zip(to) {
+                    let words = from.offset(line * LINE as i32).load_vec::<4>();
+                    to.iter().zip(words).for_each(|(to, from)| to.set(from));
+                }
+            }
+            for (values, sums) in self.values.iter().zip(&sums) {
+                for (words, sum) in values.iter().zip(sums) {
+                    let own = squares(&unpack(words.map(Var::get)));
+                    sum.set([1, 2, 4].into_iter().fold(own, |sum, distance| sum + shuffle_xor(sum, distance)));
+                }
+            }
+        });
+        cluster_wait(); // ORDER: every peer has started and knows its barriers.
+        self.on_rows(|| {
+            let place: Shared<f32> = k.q_c.at(first_row * LINE).cast();
+            // Lane i of a team sends to CTA i; the fourth word is padding.
+            let (to, full) = (place.at(k.part * SUMS).of_cta(chunk), k.sums_full.of_cta(chunk));
+            for (i, sums) in (0..).zip(&sums) {
+                let [a, b, c] = sums.map(Var::get);
+                to.offset(i * LINE as i32).store_async([a, b, c, c], full);
+            }
+            // Lane i of a team makes tree i of each row.
+            let tree = chunk.min(TREES - 1) * TREE;
+            let from: Vec<_> = (0..TREE)
+                .map(|i| {
+                    let line = tree + i;
+                    place.at(line / LINES * SUMS + line % LINES)
+                })
+                .collect();
+            k.sums_full.wait_cluster(0); // ORDER: the cluster's sums, and the norm's weights.
+            for (i, factor) in (0..).zip(&self.factors) {
+                let [a, b, c, d] = std::array::from_fn(|j| from[j].offset(i * LINE as i32).load());
+                let tree = (a + b) + (c + d);
+                let first_lane = k.lane - chunk;
+                let trees = (0..TREES).map(|i| broadcast(tree, first_lane + i));
+                let total = trees.reduce(|total, tree| total + tree).expect("some trees");
+                factor.set(query_rsqrt(&k.shape, total, k.p.eps));
+            }
+            sync_warp(); // ORDER: the sums have been read, before q_c takes their place.
+        });
+    }
+
+    /// Writes line `line` of the team's rows of `q_c`, its 16-byte chunks swizzled as the tensor copies do.
+    pub(super) fn write(&self, k: &Tiled, line: u32) {
+        self.on_rows(|| {
+            let weights = unpack(k.norm_weights.at(self.chunk * 4).offset((line * LINE) as i32).load_vec::<4>());
+            for ((i, values), factor) in (0u32..).zip(&self.values).zip(&self.factors) {
+                let (row, r) = (self.first_row + i, factor.get());
+                let words = &values[line as usize];
+                let values = unpack(words.map(Var::get));
+                let scaled: Vec<_> = values.iter().zip(&weights).map(|(x, w)| *x * r * *w).collect();
+                words.iter().zip(pack(&scaled)).for_each(|(to, from)| to.set(from));
+                let to = k.q_c.at(row.mad(LINE, ((self.chunk ^ row) & 7) << 2));
+                to.offset((line * k.tokens * LINE) as i32).store_vec(words.map(Var::get));
+            }
+        });
+    }
+
+    /// Stores a line that has been written to the caller's `q_c`, if the shape does: head i every eighth row from i on;
+    /// without such a head, the first one.
+    pub(super) fn store(&self, k: &Tiled, line: u32) {
+        if !k.shape.store_qc() {
+            return;
+        }
+        self.on_rows(|| {
+            for (i, values) in (0u32..).zip(&self.values) {
+                let row = self.first_row + i;
+                let (nth, token) = (row & 7, k.first + row);
+                let mine = k.head.eq(nth) | (k.head.eq(0) & k.p.heads.le(nth));
+                when(mine & token.lt(k.p.tokens), || {
+                    let to = k.p.q_c.at64(token.mul_wide(Q_LORA as u32 / 2)).at(self.column);
+                    to.offset((line * LINE) as i32).store_vec(values[line as usize].map(Var::get));
+                });
+            }
+        });
+    }
+}
+
+/// Row `token` of `qkv`; past the live tokens the last one again, whose results are never stored.
+fn row(k: &Tiled, token: Reg<u32>) -> Global<u32> {
+    let token = (k.first + token).min(k.p.tokens - 1);
+    k.p.qkv.byte_at(token.mul_wide(k.p.qkv_stride * 2)).cast()
+}
+
+#[track_caller]
+fn words() -> Words {
+    std::array::from_fn(|_| Var::undefined())
+}
