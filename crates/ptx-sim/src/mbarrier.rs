@@ -73,7 +73,9 @@ pub struct Mbarrier {
     completed: Snapshot,
     /// Asynchronous stores have completed on the phase in progress.
     stored: bool,
-    /// The phases on which asynchronous stores completed: for waits at the scope of the cluster.
+    /// What came before the asynchronous stores of the phase in progress.
+    storing: Snapshot,
+    /// The phases on which asynchronous stores completed, and what came before these: for waits at the scope of the cluster.
     stores: Snapshot,
 }
 
@@ -97,6 +99,7 @@ impl Mbarrier {
             arriving: Snapshot::new(),
             completed: Snapshot::new(),
             stored: false,
+            storing: Snapshot::new(),
             stores: Snapshot::new(),
         })
     }
@@ -181,6 +184,11 @@ impl Mbarrier {
         Ok(self.advance())
     }
 
+    /// Some lanes have issued an asynchronous store for the phase in progress: its completion releases what came before.
+    pub fn store(&mut self, lanes: u32, clock: &mut Clock) {
+        clock.release_into(lanes, &mut self.storing);
+    }
+
     /// An asynchronous store has delivered `bytes`, which only waits at the scope of the cluster acquire. Returns whether
     /// the phase completed.
     ///
@@ -208,6 +216,7 @@ impl Mbarrier {
         let by_stores = std::mem::take(&mut self.stored);
         let observed = if by_stores { &mut self.stores } else { &mut self.completed };
         observed.observe(self.queue, self.epoch);
+        self.stores.join(&std::mem::take(&mut self.storing));
         self.epoch += 1;
         self.phase += 1;
         self.pending = self.expected;

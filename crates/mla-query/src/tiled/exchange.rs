@@ -1,43 +1,84 @@
 //! Sums of the products over the cluster: parts to the CTA that adds them up, its latent rows to every CTA.
 
+use dsa_core::consts::{NOPE, Q_HEAD};
 use dsa_core::layout::mla_rows::QUERY_ROPE;
 use ptx::*;
 
 use super::kernel::Tiled;
 use super::{CLUSTER, STEPS, TILES};
 
-/// One warp's part of a tensor-core tile of sums, and where it goes.
-pub(super) struct Part {
-    /// The CTA that adds it up.
-    rank: Reg<u32>,
-    /// Which tile of that CTA.
-    tile: Reg<u32>,
-    values: [Reg<f32>; 4],
-}
-
-impl Part {
-    pub(super) fn new(rank: Reg<u32>, tile: Reg<u32>, values: [Reg<f32>; 4]) -> Part {
-        Part { rank, tile, values }
-    }
-}
-
 impl Tiled {
-    /// Sends the warp's sums to the CTAs that add them up, as the tensor core left them.
-    pub(super) fn send_parts(&self, parts: Vec<Part>) {
-        let Tiled { tokens, lane, part, .. } = self;
-        self.met(0);
-        self.read(1);
-        let tiles = tokens / 16 * TILES;
-        for Part { rank, tile, values } in parts {
-            let to = self.parts.at((part.mad(tiles, tile) * 32 + *lane) * 4);
-            when_else(
-                rank.eq(*part),
-                || to.store_vec(values),
-                || to.of_cta(rank).store_async(values, self.parts_full.of_cta(rank)),
-            );
+    /// Sends the warp's sums to the CTA of its number.
+    pub(super) fn send_parts(&self, sums: &[[MmaTile; TILES as usize]]) {
+        self.wait_freed(0);
+        let rank = self.warp;
+        let to = self.part_at(0u32.into());
+        when_else(
+            rank.eq(self.part),
+            || {
+                for (i, tile) in (0..).zip(sums.as_flattened()) {
+                    to.offset(i * 128).store_vec(values(|j| tile.get(j)));
+                }
+            },
+            || {
+                let (to, full) = (to.of_cta(rank), self.parts_full.of_cta(rank));
+                for (i, tile) in (0..).zip(sums.as_flattened()) {
+                    to.offset(i * 128).store_async(values(|j| tile.get(j)), full);
+                }
+            },
+        );
+        self.arrive_with_parts();
+    }
+
+    /// Sends a warpgroup's sums to the CTAs that add them up. Every CTA starts with the one after it, lest all send to the
+    /// same one at a time; the order of registers is fixed by the instruction, so there is code for each.
+    pub(super) fn send_parts_of_warpgroups(&self, sums: &Accumulator) {
+        self.wait_freed(0);
+        let to = self.part_at((self.warp & 3) * TILES);
+        for part in 0..CLUSTER {
+            when(self.part.eq(part), || {
+                when_else(
+                    self.warp.lt(4),
+                    || self.send_from(part, to, sums, 0),
+                    || self.send_from(part, to, sums, Q_HEAD as u32 / 16),
+                );
+            });
         }
+        self.arrive_with_parts();
+    }
+
+    /// Sends, from CTA `part`, tiles of Q_B's rows from `first` on.
+    fn send_from(&self, part: u32, to: Shared<f32>, sums: &Accumulator, first: u32) {
+        // CTA c adds up latent tiles 2 c and 2 c + 1 and rope tile c.
+        let latent = NOPE as u32 / 8;
+        for rank in (1..=CLUSTER).map(|i| (part + i) % CLUSTER) {
+            let tiles = [2 * rank, 2 * rank + 1, latent + rank].into_iter().zip(0..);
+            let held: Vec<_> = tiles
+                .filter_map(|(tile, i)| tile.checked_sub(first).filter(|tile| *tile < Q_HEAD as u32 / 16).zip(Some(i)))
+                .collect();
+            if held.is_empty() {
+                continue;
+            }
+            let (peer, full) = (to.of_cta(rank), self.parts_full.of_cta(rank));
+            for (tile, i) in held {
+                let values = values(|j| sums.get(4 * tile + j));
+                match rank == part {
+                    true => to.offset(i * 128).store_vec(values),
+                    false => peer.offset(i * 128).store_async(values, full),
+                }
+            }
+        }
+    }
+
+    /// Where the lane's values of this CTA's part of `tile` go.
+    fn part_at(&self, tile: Reg<u32>) -> Shared<f32> {
+        let tiles = self.tokens / 16 * TILES;
+        self.parts.at((self.part.mad(tiles, tile) * 32 + self.lane) * 4)
+    }
+
+    fn arrive_with_parts(&self) {
         sync_warp(); // ORDER: every lane's parts that stay here, before the warp's arrival.
-        when(lane.eq(0), || self.parts_full.arrive());
+        when(self.lane.eq(0), || self.parts_full.arrive());
     }
 
     /// Adds up the eight parts of the CTA's rows: latent rows go to every CTA, as they will multiply, rope rows to the query.
@@ -45,14 +86,16 @@ impl Tiled {
         let Tiled { tokens, warp, .. } = self;
         let groups = tokens / 16;
         self.parts_full.wait_cluster(0); // ORDER: the cluster's parts.
-        self.met(1);
+        self.wait_freed(1);
         when_else(
             warp.lt(groups),
             || {
                 // Two tiles side by side are the A fragment of one step.
                 let words = [0, 1].map(|tile| self.sum_of_parts(*warp * TILES + tile).map(|pair| pair.to_bits()));
                 let to = self.latent_rows.at((warp.mad(STEPS, self.part) * 32 + self.lane) * 4);
-                for rank in 0..CLUSTER {
+                for i in 1..=CLUSTER {
+                    // Every CTA starts with the one after it.
+                    let rank = (self.part + i) % CLUSTER;
                     let [[a0, a1], [a2, a3]] = words;
                     to.of_cta(rank).store_async([a0, a1, a2, a3], self.latent_full.of_cta(rank));
                 }
@@ -75,4 +118,10 @@ impl Tiled {
         let sums = parts.reduce(|sums, more| std::array::from_fn(|i| sums[i] + more[i])).expect("some parts");
         [0, 2].map(|i| Reg::<Bf16x2>::from_f32(sums[i], sums[i + 1]))
     }
+}
+
+/// A lane's four values of a tile.
+#[track_caller]
+fn values(of: impl Fn(u32) -> Reg<f32>) -> [Reg<f32>; 4] {
+    std::array::from_fn(|j| of(j as u32))
 }

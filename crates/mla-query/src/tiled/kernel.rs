@@ -13,9 +13,8 @@ use crate::shape::MlaShape;
 
 /// Warps that compute.
 pub(super) const WARPS: u32 = COMPUTE_THREADS / 32;
-/// Named barriers by which the computing warps hand over, to the warp that releases it to the cluster, that they have read
-/// the first lines of Q_B, and all of it.
-const FREED: [u32; 2] = [4, 5];
+/// Words that tell a CTA which warps of the cluster have read something.
+const SIGNALS: u32 = CLUSTER * WARPS;
 
 /// Builds the kernel of a tiled `shape`.
 pub(crate) fn build(shape: &MlaShape, target: Target) -> Result<Kernel<MlaArgs>, VerifyError> {
@@ -51,6 +50,8 @@ pub(super) struct Tiled {
     pub(super) sums_full: Mbarrier,
     pub(super) parts_full: Mbarrier,
     pub(super) latent_full: Mbarrier,
+    /// Where the cluster's warps say that they have read the first lines of Q_B, and all of it, and on which barriers.
+    signals: Vec<(Shared<u32>, Mbarrier)>,
 }
 
 impl Tiled {
@@ -73,7 +74,12 @@ impl Tiled {
                 (own("parts", parts_words), own("latent_rows", latent_words))
             }
         };
-        let barriers = MbarrierArray::new("barriers", 5);
+        let freed = frees(tokens);
+        let barriers = MbarrierArray::new("barriers", 5 + freed);
+        let words = (freed > 0).then(|| SharedArray::<u32>::new("signals", freed * SIGNALS).ptr());
+        let signals = words.map_or(Vec::new(), |words| {
+            (0..freed).map(|i| (words.offset((i * SIGNALS) as i32), barriers.at(5 + i))).collect()
+        });
         let head = special(Special::CtaidY);
         let (part, first) = (cluster_rank(), special(Special::CtaidZ) * tokens);
         // Kept once the products have read q_c.
@@ -101,6 +107,7 @@ impl Tiled {
             sums_full: barriers.at(2),
             parts_full: barriers.at(3),
             latent_full: barriers.at(4),
+            signals,
         }
     }
 
@@ -115,7 +122,11 @@ impl Tiled {
     /// Initialises the barriers and starts the copies of the CTA's share of the weights.
     fn load_weights(&self) {
         let Tiled { p, tokens, part, head, .. } = *self;
-        [self.q_b_full, self.w_uk_full, self.sums_full, self.latent_full].into_iter().for_each(|bar| bar.init(1));
+        let freed = self.signals.iter().map(|(_, freed)| *freed);
+        [self.q_b_full, self.w_uk_full, self.sums_full, self.latent_full]
+            .into_iter()
+            .chain(freed.clone())
+            .for_each(|bar| bar.init(1));
         // Every computing warp arrives with the parts that stay here.
         self.parts_full.init(1 + WARPS);
         fence_mbarrier_init();
@@ -132,21 +143,21 @@ impl Tiled {
         copy_bulk(self.norm_weights, p.w_qa.at(part * (SLICE / 2)), SLICE * 2, self.sums_full, None);
         self.parts_full.arrive_expect((CLUSTER - 1) * tokens * ROWS * 4);
         self.latent_full.arrive_expect(tokens * NOPE as u32 * 2);
+        freed.for_each(|freed| freed.arrive_expect(SIGNALS * 4));
     }
 
     fn compute(&self) {
         let norm = Norm::new(self);
         start(&self.shape);
         norm.start(self);
-        let sums = if by_warpgroups(self.tokens) {
-            self.project_by_warpgroups(&norm)
+        if by_warpgroups(self.tokens) {
+            self.send_parts_of_warpgroups(&self.project_by_warpgroups(&norm));
         } else {
             (0..LINES).for_each(|line| norm.write(self, line));
             self.barrier(); // ORDER: q_c, before the projection reads it.
             (0..LINES).for_each(|line| norm.store(self, line));
-            self.project()
-        };
-        self.send_parts(sums);
+            self.send_parts(&self.project());
+        }
         self.gather();
         self.absorb();
         self.staged.iter().for_each(Staged::arrive);
@@ -156,36 +167,21 @@ impl Tiled {
         sync_named(COMPUTE, COMPUTE_THREADS);
     }
 
-    /// How often the cluster must meet before what it exchanges takes the place of Q_B.
-    fn meetings(&self) -> usize {
-        match lines_before_latents(self.tokens) {
-            None => 0,
-            Some(_) if by_warpgroups(self.tokens) => 2,
-            Some(_) => 1,
-        }
+    /// The warp has read what `signals[i]` is about. Stores that complete on a peer's barrier release what came before them,
+    /// and need no fence for it, which would take longer than a line of products.
+    pub(super) fn free(&self, i: usize) {
+        let Some((words, freed)) = self.signals.get(i) else { return };
+        when(self.lane.lt(CLUSTER), || {
+            let to = words.at(self.part.mad(WARPS, self.warp)).of_cta(self.lane);
+            to.store_async([self.warp], freed.of_cta(self.lane));
+        });
     }
 
-    /// A computing warp has read the lines of Q_B that meeting `i` is about, and goes on.
-    pub(super) fn read(&self, i: usize) {
-        if i < self.meetings() {
-            arrive_named(FREED[i], COMPUTE_THREADS + INSERT_THREADS); // ORDER: see `meet`.
-            cluster_arrive_relaxed();
+    /// The whole cluster has read what `signals[i]` is about.
+    pub(super) fn wait_freed(&self, i: usize) {
+        if let Some((_, freed)) = self.signals.get(i) {
+            freed.wait_cluster(0); // ORDER: the cluster's reads, before the first store to their place.
         }
-    }
-
-    /// Every CTA of the cluster has read the lines of Q_B that meeting `i` is about.
-    pub(super) fn met(&self, i: usize) {
-        if i < self.meetings() {
-            cluster_wait(); // ORDER: see `meet`.
-        }
-    }
-
-    /// The inserting warps' part of meeting `i`.
-    fn meet(&self, i: usize) {
-        // ORDER: what the CTA has read of Q_B, before anyone in the cluster writes there. The fence of a release takes as long
-        // as a line of products, so a warp that does not multiply releases what the barrier has handed to it.
-        sync_named(FREED[i], COMPUTE_THREADS + INSERT_THREADS);
-        when_else(self.warp.eq(WARPS), cluster_arrive, cluster_arrive_relaxed);
     }
 
     /// The inserting warps: the tile's tokens are dealt to the CTAs of all its clusters.
@@ -193,10 +189,7 @@ impl Tiled {
         let thread = self.thread - COMPUTE_THREADS;
         let insert = Insert::new(self.shape, self.p, thread);
         start(&self.shape);
-        for i in 0..self.meetings() {
-            cluster_wait();
-            self.meet(i);
-        }
+        cluster_wait();
         let call = self.staged.map(|staged| staged.begin(&self.p, self.head, thread));
         let cta = self.head.mad(CLUSTER, self.part);
         for_range(cta, self.tokens, self.p.heads * CLUSTER, |j| {
@@ -204,7 +197,6 @@ impl Tiled {
             when(token.lt(self.p.tokens), || insert.emit(token));
             sync_named(INSERT, INSERT_THREADS); // ORDER: the sums have been read, before the next token's.
         });
-        cluster_wait();
         if let (Some(staged), Some(call)) = (&self.staged, &call) {
             staged.send(&self.p, self.head, thread, call);
         }
@@ -214,6 +206,16 @@ impl Tiled {
 /// Whether two warpgroups multiply, whose tiles are 64 tokens; fewer tokens go to each warp's own tensor core.
 pub(super) fn by_warpgroups(tokens: u32) -> bool {
     tokens == 64
+}
+
+/// How often the cluster says that it has read lines of Q_B whose place something takes: those before the latent rows and, with
+/// warpgroups, all.
+pub(super) fn frees(tokens: u32) -> u32 {
+    match lines_before_latents(tokens) {
+        None => 0,
+        Some(_) if by_warpgroups(tokens) => 2,
+        Some(_) => 1,
+    }
 }
 
 /// Where exchanged sums take the place of Q_B: its lines before the latent rows, which hold the parts.

@@ -14,9 +14,7 @@ use crate::query::numbers::{pack, query_rsqrt, squares, unpack};
 /// Lanes of a team.
 const TEAM: u32 = 8;
 /// Lines whose sums are neighbours in the order's trees.
-const TREE: u32 = 4;
-/// Such trees of a row.
-const TREES: u32 = CLUSTER * LINES / TREE;
+const TREE: usize = 4;
 
 /// Four words of BF16 pairs, which branches set.
 type Words = [Var<u32>; 4];
@@ -93,22 +91,24 @@ impl Norm {
                 let [a, b, c] = sums.map(Var::get);
                 to.offset(i * LINE as i32).store_async([a, b, c, c], full);
             }
-            // Lane i of a team makes tree i of each row.
-            let tree = chunk.min(TREES - 1) * TREE;
-            let from: Vec<_> = (0..TREE)
-                .map(|i| {
-                    let line = tree + i;
-                    place.at(line / LINES * SUMS + line % LINES)
-                })
-                .collect();
             k.sums_full.wait_cluster(0); // ORDER: the cluster's sums, and the norm's weights.
-            for (i, factor) in (0..).zip(&self.factors) {
-                let [a, b, c, d] = std::array::from_fn(|j| from[j].offset(i * LINE as i32).load());
-                let tree = (a + b) + (c + d);
-                let first_lane = k.lane - chunk;
-                let trees = (0..TREES).map(|i| broadcast(tree, first_lane + i));
-                let total = trees.reduce(|total, tree| total + tree).expect("some trees");
-                factor.set(query_rsqrt(&k.shape, total, k.p.eps));
+            // Lanes of a team take its rows in turn, then exchange factors.
+            let rows = self.factors.len() as u32;
+            let from = place.at(chunk % rows * LINE);
+            let sums = (0..CLUSTER).flat_map(|part| {
+                let [a, b, c, _] = from.offset((part * SUMS) as i32).load_vec::<4>();
+                [a, b, c]
+            });
+            let sums: Vec<_> = sums.collect();
+            let trees = sums.chunks(TREE).map(|tree| (tree[0] + tree[1]) + (tree[2] + tree[3]));
+            let total = trees.reduce(|total, tree| total + tree).expect("some trees");
+            let factor = query_rsqrt(&k.shape, total, k.p.eps);
+            match &self.factors[..] {
+                [own] => own.set(factor),
+                factors => {
+                    let first_lane = k.lane - chunk;
+                    factors.iter().zip(0u32..).for_each(|(to, i)| to.set(broadcast(factor, first_lane + i)));
+                }
             }
             sync_warp(); // ORDER: the sums have been read, before q_c takes their place.
         });

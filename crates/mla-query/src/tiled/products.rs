@@ -3,10 +3,9 @@
 use dsa_core::consts::{NOPE, Q_HEAD};
 use ptx::*;
 
-use super::exchange::Part;
-use super::kernel::Tiled;
+use super::kernel::{Tiled, frees};
 use super::norm::Norm;
-use super::{LINE, LINES, SLICE, TILES};
+use super::{LINE, LINES, SLICE};
 
 /// Lines of Q_B whose place the parts and, in tiles of 32, the latent rows take.
 const FREED_FIRST: u32 = 2;
@@ -14,7 +13,7 @@ const FREED_FIRST: u32 = 2;
 impl Tiled {
     /// Every token's `q_c` times 24 rows of Q_B: two tiles of latent rows and one of rope rows, which the CTA of the warp's
     /// number adds up.
-    pub(super) fn project(&self) -> Vec<Part> {
+    pub(super) fn project(&self) -> Vec<[MmaTile; 3]> {
         let Tiled { tokens, lane, warp, .. } = self;
         let sums: Vec<[MmaTile; 3]> = (0..tokens / 16).map(|_| std::array::from_fn(|_| MmaTile::zero())).collect();
         let within = *lane & 7;
@@ -33,8 +32,9 @@ impl Tiled {
                 b[part][half as usize].offset(((line * Q_HEAD as u32 + row) * LINE) as i32).load_matrices()
             };
             let fragments = [rows(0, 0), rows(0, 8), rows(1, 0)];
-            if step + 1 == 2 * FREED_FIRST {
-                self.read(0);
+            if step + 1 == 2 * FREED_FIRST && frees(*tokens) > 0 {
+                sync_warp(); // ORDER: every lane's reads, before those that signal.
+                self.free(0);
             }
             for (m, sums) in (0..).zip(&sums) {
                 for k in 0..2 {
@@ -46,26 +46,23 @@ impl Tiled {
                 }
             }
         }
-        let tiles = sums.iter().flatten().zip(0u32..);
-        tiles.map(|(tile, i)| Part::new(*warp, i.into(), std::array::from_fn(|j| tile.get(j as u32)))).collect()
+        sums
     }
 
     /// All 64 tokens' `q_c` times 96 rows of Q_B by each of two warpgroups: a warp holds 16 tokens and all 12 tiles of rows.
-    /// While a line is multiplied the next one is normalised.
-    pub(super) fn project_by_warpgroups(&self, norm: &Norm) -> Vec<Part> {
+    /// The first multiplies a line, then normalises its rows of the next; the other one the other way round, so that one has
+    /// the tensor core while the other one normalises.
+    pub(super) fn project_by_warpgroups(&self, norm: &Norm) -> Accumulator {
         let half = self.warp >> 2;
         let accumulator = Accumulator::new(Q_HEAD as u32 / 2);
         let a = self.q_c.descriptor_k_major_128();
         let b = self.q_b.at(half * (Q_HEAD as u32 / 2 * LINE)).descriptor_k_major_128();
-        for line in 0..LINES {
+        let write = |line: u32| {
             norm.write(self, line);
             fence_proxy_async(); // ORDER: this thread's q_c, before warpgroup products read it.
-            self.barrier(); // ORDER: the line of q_c, before the products read it.
             norm.store(self, line);
-            if line == 0 {
-                self.q_b_full.wait(0);
-                wgmma_fence();
-            }
+        };
+        let multiply = |line: u32| {
             let line_at = |rows: u32| u64::from(line) * u64::from(rows * LINE * 4 / 16);
             // A step along a line is 32 bytes.
             for step in 0..4 {
@@ -73,22 +70,32 @@ impl Tiled {
                 accumulator.mma_bf16(a, b, line != 0 || step != 0);
             }
             wgmma_commit();
+        };
+        write(0);
+        self.q_b_full.wait(0);
+        wgmma_fence();
+        for line in 0..LINES {
+            self.barrier(); // ORDER: the line of q_c, before the products read it.
+            if line + 1 == LINES {
+                multiply(line);
+                continue;
+            }
+            when_else(
+                half.eq(0),
+                || {
+                    multiply(line);
+                    write(line + 1);
+                },
+                || {
+                    write(line + 1);
+                    multiply(line);
+                },
+            );
         }
         wgmma_wait(LINES - FREED_FIRST);
-        self.read(0);
+        self.free(0);
         wgmma_wait(0);
-        let is_second = half.ne(0);
-        // CTA c adds up latent tiles 2 c and 2 c + 1 and rope tile c.
-        let latent = NOPE as u32 / 8;
-        let place = |tile: u32| if tile < latent { (tile / 2, tile % 2) } else { (tile - latent, 2) };
-        (0..Q_HEAD as u32 / 16)
-            .map(|tile| {
-                let (first, second) = (place(tile), place(tile + Q_HEAD as u32 / 16));
-                let rank = is_second.select::<u32>(second.0, first.0);
-                let index = is_second.select::<u32>(second.1, first.1);
-                let index = (self.warp & 3).mad(TILES, index);
-                Part::new(rank, index, std::array::from_fn(|j| accumulator.get(4 * tile + j as u32)))
-            })
-            .collect()
+        self.free(1);
+        accumulator
     }
 }

@@ -129,6 +129,7 @@ impl Exec<'_> {
             }
         }
         let (addresses, barriers) = (self.shared_addresses(addr)?, self.shared_addresses(mbar)?);
+        self.release_to(&barriers)?;
         for lane in Lanes(self.mask) {
             let of_lane = |stop: Box<Stop>| stop.lane(lane as u32);
             let (rank, offset) = self.place(addresses[lane], size, lane)?;
@@ -168,6 +169,24 @@ impl Exec<'_> {
             }
         }
         Ok(Flow::Visible)
+    }
+
+    /// What comes before asynchronous stores is released by their completion on mbarriers: lanes with the same one together.
+    fn release_to(&mut self, barriers: &[u32; LANES]) -> Step {
+        let mut rest = self.mask;
+        while rest != 0 {
+            let first = rest.trailing_zeros() as usize;
+            let same = Lanes(rest).filter(|lane| barriers[*lane] == barriers[first]);
+            let lanes = same.fold(0, |lanes, lane| lanes | 1 << lane);
+            rest &= !lanes;
+            let (rank, mbarrier) = self.place(barriers[first], MBARRIER_BYTES, first)?;
+            let ir = &self.program.ir;
+            let Some(cta) = self.peers.cta(self.cta, rank) else { continue };
+            let barrier = cta.mbarriers.get_mut(mbarrier as u32);
+            let misuse = |e: MbarrierError| mbar_fault(ir, &e, mbarrier as u32).lane(first as u32);
+            barrier.map_err(misuse)?.store(lanes, self.clock);
+        }
+        Ok(())
     }
 
     /// `fence.mbarrier_init`: what it covers travels with a relaxed arrival at the cluster's barrier.
