@@ -82,6 +82,33 @@ fn asynchronous_stores_complete_on_the_targets_barrier() {
     check(&k, 8, sum, 8 * 32);
 }
 
+/// A lane reads its word, tells the peer so, and the peer overwrites the word.
+#[test]
+fn asynchronous_stores_release_what_came_before_them() {
+    let k = clustered(32, 2, |p| {
+        let (words, signals) = (SharedArray::<u32>::new("words", 32), SharedArray::<u32>::new("signals", 32));
+        let bar = MbarrierArray::new("read", 1).at(0);
+        let t = thread_index();
+        when(t.eq(0), || {
+            bar.init(1);
+            fence_mbarrier_init();
+            bar.arrive_expect(128u32);
+        });
+        words.at(t).store(cta_index() * 100 + t);
+        cluster_arrive_relaxed();
+        cluster_wait();
+        let peer = cluster_rank() ^ 1;
+        let own = words.at(t).load();
+        signals.at(t).of_cta(peer).store_async([t], bar.of_cta(peer));
+        bar.wait_cluster(0); // ORDER: the peer's reads, before their places are written.
+        words.at(t).of_cta(peer).store(own * 2);
+        cluster_sync();
+        p.out.at(cta_index().mad(32, t)).store(own + words.at(t).load());
+    });
+    let own = |cta: usize, i: usize| cta * 100 + i % 32;
+    check(&k, 4, |i| (own(i / 32, i) + 2 * own((i / 32) ^ 1, i)) as u32, 4 * 32);
+}
+
 #[test]
 fn vectors_of_every_width_arrive() {
     let k = clustered(32, 2, |p| {

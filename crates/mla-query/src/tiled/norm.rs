@@ -84,19 +84,21 @@ impl Norm {
         });
         cluster_wait(); // ORDER: every peer has started and knows its barriers.
         self.on_rows(|| {
-            let place: Shared<f32> = k.q_c.at(first_row * LINE).cast();
-            // Lane i of a team sends to CTA i; the fourth word is padding.
-            let (to, full) = (place.at(k.part * SUMS).of_cta(chunk), k.sums_full.of_cta(chunk));
-            for (i, sums) in (0..).zip(&sums) {
+            // Swizzled as q_c is, so that the rows of a warp lie in different banks.
+            let place = |row: Reg<u32>, part: Reg<u32>| -> Shared<f32> {
+                k.q_c.at(row.mad(LINE, (part ^ (row & 7)) * SUMS)).cast()
+            };
+            let full = k.sums_full.of_cta(chunk);
+            for (i, sums) in (0u32..).zip(&sums) {
+                // Lane i of a team sends to CTA i; the fourth word is padding.
                 let [a, b, c] = sums.map(Var::get);
-                to.offset(i * LINE as i32).store_async([a, b, c, c], full);
+                place(first_row + i, k.part).of_cta(chunk).store_async([a, b, c, c], full);
             }
             k.sums_full.wait_cluster(0); // ORDER: the cluster's sums, and the norm's weights.
             // Lanes of a team take its rows in turn, then exchange factors.
-            let rows = self.factors.len() as u32;
-            let from = place.at(chunk % rows * LINE);
+            let row = first_row + chunk % self.factors.len() as u32;
             let sums = (0..CLUSTER).flat_map(|part| {
-                let [a, b, c, _] = from.offset((part * SUMS) as i32).load_vec::<4>();
+                let [a, b, c, _] = place(row, part.into()).load_vec::<4>();
                 [a, b, c]
             });
             let sums: Vec<_> = sums.collect();

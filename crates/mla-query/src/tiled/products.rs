@@ -50,8 +50,7 @@ impl Tiled {
     }
 
     /// All 64 tokens' `q_c` times 96 rows of Q_B by each of two warpgroups: a warp holds 16 tokens and all 12 tiles of rows.
-    /// The first multiplies a line, then normalises its rows of the next; the other one the other way round, so that one has
-    /// the tensor core while the other one normalises.
+    /// The next line is normalised before a line's products have ended.
     pub(super) fn project_by_warpgroups(&self, norm: &Norm) -> Accumulator {
         let half = self.warp >> 2;
         let accumulator = Accumulator::new(Q_HEAD as u32 / 2);
@@ -76,21 +75,10 @@ impl Tiled {
         wgmma_fence();
         for line in 0..LINES {
             self.barrier(); // ORDER: the line of q_c, before the products read it.
-            if line + 1 == LINES {
-                multiply(line);
-                continue;
+            multiply(line);
+            if line + 1 < LINES {
+                write(line + 1);
             }
-            when_else(
-                half.eq(0),
-                || {
-                    multiply(line);
-                    write(line + 1);
-                },
-                || {
-                    write(line + 1);
-                    multiply(line);
-                },
-            );
         }
         wgmma_wait(LINES - FREED_FIRST);
         self.free(0);

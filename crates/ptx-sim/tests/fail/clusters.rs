@@ -184,6 +184,39 @@ fn a_wait_of_the_ctas_scope_does_not_acquire_a_peers_stores() {
 }
 
 #[test]
+fn a_read_after_the_store_that_says_it_was_done() {
+    let line = line!() + 8;
+    let k = clustered(32, |p| {
+        let (words, signals, bar) = (words(), SharedArray::<u32>::new("signals", 32), barrier(128));
+        let (peer, t) = (cluster_rank() ^ 1, lane_index());
+        words.at(t).store(p.n);
+        signals.at(t).of_cta(peer).store_async([p.n], bar.of_cta(peer));
+        let late = words.at(t).load();
+        bar.wait_cluster(0u32);
+        words.at(t).of_cta(peer).store(p.n);
+        cluster_sync();
+        p.out.at(cta_index().mad(32, t)).store(late);
+    });
+    fails_in(&modes(), &k, 2, TrapKind::DataRace, file!(), &[line, line - 2]);
+}
+
+#[test]
+fn a_wait_of_the_ctas_scope_does_not_acquire_what_a_peers_stores_release() {
+    let line = line!() + 7;
+    let k = clustered(32, |p| {
+        let (words, signals, bar) = (words(), SharedArray::<u32>::new("signals", 32), barrier(128));
+        let (peer, t) = (cluster_rank() ^ 1, lane_index());
+        words.at(t).store(p.n);
+        signals.at(t).of_cta(peer).store_async([words.at(t).load()], bar.of_cta(peer));
+        bar.wait(0u32);
+        words.at(t).of_cta(peer).store(p.n);
+        cluster_sync();
+        p.out.at(cta_index().mad(32, t)).store(words.at(t).load());
+    });
+    fails_in(&modes(), &k, 2, TrapKind::DataRace, file!(), &[line]);
+}
+
+#[test]
 fn stores_under_way_when_the_target_ends() {
     let k = clustered(32, |p| {
         let (words, bar) = (words(), barrier(128));
