@@ -11,7 +11,7 @@
 //! | `q_b` | 3 x 192 x 64, 128-byte swizzle | BF16 | tensor copies | projection |
 //! | `w_uk` | 128 x 64, 128-byte swizzle | BF16 | tensor copy | absorption |
 //! | `q_c` | 3 x T x 64, 128-byte swizzle | BF16 | norm | projection |
-//! | sums of squares, over the first line of `q_c` | T x 8 x 4, chunks swizzled | FP32 | the cluster's asynchronous stores | norm |
+//! | sums, over `q_c`'s first line | T x 8 x 4, swizzled | FP32 | the cluster's asynchronous stores | norm |
 //! | `norm_weights` | 192 | BF16 | bulk copy | norm |
 //! | `parts` | 8 x T/16 x 3 x 32 x 4 | FP32 | the cluster's asynchronous stores, and the CTA | gather |
 //! | `latent_rows` | T/16 x 8 x 32 x 4 pairs | BF16 | the cluster's asynchronous stores | absorption |
@@ -19,8 +19,9 @@
 //! | `staged`, over `q_c` | T x 72 | the query's element | gather, absorption | publication, if the shape publishes |
 //!
 //! `parts` are tensor-core tiles as their lanes hold them, `latent_rows` A fragments likewise: two tiles of sums, side by
-//! side, are one such fragment. With T > 16 both take the place of `q_b`: the latent rows that of its second line, of the third with T = 64. All is small enough for two CTAs per
-//! multiprocessor, so that the next launch loads its weights beside this one.
+//! side, are one such fragment. With T > 16 both take the place of `q_b`: the latent rows that of its second line, of the
+//! third with T = 64. All is small enough for two CTAs per multiprocessor, so that the next launch loads its weights beside
+//! this one.
 //!
 //! # Decomposition
 //! A cluster of 8 CTAs per head and T tokens. A CTA owns 192 of the 1536 columns of `q_c` and Q_B, for all 192 rows, so each
