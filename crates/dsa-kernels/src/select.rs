@@ -89,11 +89,12 @@ impl SelectShape {
     }
 
     /// With as many CTAs for each row as pay in a launch of `rows` rows of up to `length_max` keys on a device of `sms`
-    /// multiprocessors.
+    /// multiprocessors, between two launches of score: as measured on an H200.
     pub fn for_launch(self, rows: usize, length_max: usize, sms: u32) -> Self {
         let pays = |cluster: u32| {
-            let resident = rows.saturating_mul(cluster as usize) <= sms as usize;
-            cluster == 1 || (resident && length_max >= KEYS_PER_CTA_MIN * cluster as usize && length_max > ALONE_MAX)
+            // Where clusters take more, score's next CTAs double up on the multiprocessors left, and a step becomes slower.
+            let leaves_half = rows.saturating_mul(cluster as usize) <= sms as usize / 2;
+            cluster == 1 || (leaves_half && length_max >= KEYS_PER_CTA_MIN * cluster as usize && length_max > ALONE_MAX)
         };
         let cluster = topk::CLUSTERS.into_iter().filter(|c| *c <= CLUSTER_CHOSEN_MAX && pays(*c)).max().unwrap_or(1);
         SelectShape { cluster, ..self }

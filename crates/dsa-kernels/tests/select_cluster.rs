@@ -161,12 +161,12 @@ fn a_cluster_is_accepted_or_refused_when_planned() {
 fn the_choice_follows_rows_lengths_and_multiprocessors() {
     let chosen =
         |rows, length_max, sms| SelectShape::new(1, 2048, 64).unwrap().for_launch(rows, length_max, sms).cluster();
-    let on_h200 = [(1, 8192, 1), (1, 131_072, 8), (8, 32_768, 8), (64, 8192, 1), (64, 65_536, 2), (32, 131_072, 4)];
+    let on_h200 = [(1, 8192, 1), (1, 131_072, 8), (8, 32_768, 8), (64, 8192, 1), (64, 65_536, 1), (32, 131_072, 2)];
     for (rows, length_max, want) in on_h200 {
         assert_eq!(chosen(rows, length_max, 132), want, "{rows} rows of {length_max}");
     }
     assert_eq!([8192, 8193, 16_383, 16_384, 32_767, 32_768].map(|len| chosen(1, len, 132)), [1, 2, 2, 4, 4, 8]);
-    assert_eq!([16, 17, 33, 34, 66, 67].map(|rows| chosen(rows, 1 << 20, 132)), [8, 4, 4, 2, 2, 1]);
+    assert_eq!([8, 9, 16, 17, 33, 34].map(|rows| chosen(rows, 1 << 20, 132)), [8, 4, 4, 2, 2, 1]);
     assert_eq!([0, usize::MAX].map(|rows| chosen(rows, 1 << 20, 132)), [8, 1]);
     assert_eq!(chosen(1, 1 << 20, 1), 1);
 }
