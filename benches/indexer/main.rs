@@ -9,8 +9,10 @@
 //!
 //! Without one it says so and times the simulator and the oracle on a tiny case instead. `cargo bench -- --test` runs each
 //! bench once. `BENCH_CASES=b64_64k,b1_8k` and `BENCH_Q=1,2` restrict the cases; `BENCH_TOPK` sets the top-k; `BENCH_JSON=FILE`
-//! keeps the results; `BENCH_CLUSTER=1,2,4,8` times select with so many CTAs a row in turn, instead of the choice; `BENCH_PAUSE_MS=6` pauses before each sample, which keeps the card off its power limit; `BENCH_L2_MB=24`
-//! reserves that much of the L2 for the scratch ([`Device::reserve_l2`]). `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_topk.py` is one).
+//! keeps the results; `BENCH_CLUSTER=1,2,4,8` times select with so many CTAs a row in turn, instead of the choice;
+//! `BENCH_PAUSE_MS=6` pauses before each sample, which keeps the card off its power limit; `BENCH_L2_MB=24` reserves that much of
+//! the L2 for the scratch ([`Device::reserve_l2`]); `BENCH_CARVEOUT=100` asks for that share of shared memory for both kernels
+//! ([`prefer_shared_memory`](gpu::Function::prefer_shared_memory)). `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_topk.py` is one).
 
 mod cases;
 #[path = "../common/mod.rs"]

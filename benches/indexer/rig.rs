@@ -12,7 +12,7 @@ use gpu::{Buffer, Device, Graph, Stream};
 
 use crate::What;
 use crate::cases::{Case, Data};
-use crate::common::Result;
+use crate::common::{Result, number};
 
 /// Key pages of a pool, filled once: E4M3 keys and UE8M0 scales.
 pub struct Pool {
@@ -133,10 +133,16 @@ impl Rig {
             None => select.for_launch(rows, length_max, device.info().sms),
         };
         let form = ScoreForm::Compact { topk: topk as u32 };
+        let score = IndexerScore::new(device, ScoreShape::new(q, form, ScaleForm::Ue8m0)?)?;
+        let select = IndexerSelect::new(device, select)?;
+        if let Some(percent) = number("BENCH_CARVEOUT")? {
+            score.function().prefer_shared_memory(percent as u32)?;
+            select.function().prefer_shared_memory(percent as u32)?;
+        }
         Ok(Rig {
             stream: device.stream()?,
-            score: IndexerScore::new(device, ScoreShape::new(q, form, ScaleForm::Ue8m0)?)?,
-            select: IndexerSelect::new(device, select)?,
+            score,
+            select,
             q,
             topk,
             lengths: row_ends.iter().map(|end| *end as usize).collect(),

@@ -134,6 +134,23 @@ impl<A: KernelArgs> Function<A> {
         }
     }
 
+    /// Asks for `percent` (0..=100) of what a multiprocessor divides between L1 and shared memory to be shared memory while
+    /// this kernel runs there, for its launches from now on and those of its clones. Otherwise the driver takes what the
+    /// kernel itself needs, and CTAs of another kernel that would fit beside it find no room. A hint; the simulator has no L1.
+    ///
+    /// # Errors
+    /// [`Error::LaunchRefused`] for more than 100, [`Error::Fault`] if the device was lost earlier.
+    pub fn prefer_shared_memory(&self, percent: u32) -> Result<(), Error> {
+        if percent > 100 {
+            let reason = format!("{percent} % of a multiprocessor's memory, 0..=100 are possible");
+            return Err(Error::LaunchRefused { kernel: self.ir.name.clone(), reason });
+        }
+        match (self.device.backend(), &*self.backend) {
+            (Backend::Cuda(context), FunctionBackend::Cuda(loaded)) => context.prefer_shared_memory(loaded, percent),
+            _ => Ok(()),
+        }
+    }
+
     /// Enqueues the kernel. On CUDA this allocates nothing and waits for nothing. A grid with a zero launches nothing.
     ///
     /// # Errors

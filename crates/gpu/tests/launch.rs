@@ -249,6 +249,18 @@ fn shared_memory_works_at_the_default_limit_and_at_the_largest() {
 }
 
 #[test]
+fn shared_memory_may_be_asked_for_by_share() {
+    on_every_device(|device| {
+        let function = device.load(&echo(device.target().unwrap())).unwrap();
+        for percent in [0, 50, 100] {
+            function.prefer_shared_memory(percent).unwrap();
+        }
+        let error = function.prefer_shared_memory(101).unwrap_err();
+        assert!(matches!(error, Error::LaunchRefused { .. }), "{error}");
+    });
+}
+
+#[test]
 fn a_stream_of_another_device_is_refused() {
     let (mine, other) = (simulated(), simulated());
     let iota = mine.load(&iota(mine.target().unwrap(), 0)).unwrap();

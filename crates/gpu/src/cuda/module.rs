@@ -178,6 +178,15 @@ impl Context {
         self.check("cuFuncSetAttribute", set)?;
         Ok((Raw(function), attributes))
     }
+
+    /// The share of L1 and shared memory, in percent, that `loaded` would have as shared memory.
+    pub(crate) fn prefer_shared_memory(&self, loaded: &Loaded, percent: u32) -> Result<(), Error> {
+        self.bind()?;
+        let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the context is bound and the function loaded.
+        let set = unsafe { sys::cuFuncSetAttribute(loaded.function(), carveout, percent as i32) };
+        self.check("cuFuncSetAttribute", set)
+    }
 }
 
 /// What the driver says about a loaded function.
