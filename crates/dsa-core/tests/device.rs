@@ -5,9 +5,7 @@ use dsa_core::device::keys::{
     Keys8, above_mask, both_halves, byte_counts, equal_mask, foreign_keys, half, lowest_bit, max_half, order16_x2,
     sort_halves,
 };
-use dsa_core::device::radix::{
-    BINS, LOW_BINS, WARP_BINS, count, crossing_words, find_low_digit, find_topdown, find_topdown_in_warp, highest_bin,
-};
+use dsa_core::device::radix::{WARP_BINS, count, find_topdown_in_warp};
 use dsa_core::device::scan::{Thread, block_exclusive, block_sum, fill, warp_inclusive, warp_prefix, warps_before};
 use dsa_core::generate::SplitMix64;
 use dsa_core::numerics::{bf16, e4m3, order16};
@@ -371,51 +369,6 @@ fn crowd(seed: u64, n: usize) -> Vec<u32> {
     let spread = [1u64, 3, 40, 2048][seed as usize % 4];
     let first = rng.next_u64() % (2049 - spread);
     (0..n).map(|_| (((first + rng.next_u64() % spread) << 5) | (rng.next_u64() % 32)) as u32).collect()
-}
-
-#[test]
-fn crossings_equal_the_host_form() {
-    for (round, threads) in [512u32, 1024, 512, 1024, 512, 1024, 512, 1024].into_iter().enumerate() {
-        let keys = crowd(round as u64, threads as usize);
-        let mut bins = vec![0u32; BINS as usize];
-        keys.iter().for_each(|key| bins[(key >> 5) as usize] += 1);
-        for need in [1, 2, threads / 3, threads - 1, threads] {
-            let results = run_block("crossing", threads, &keys, need, |p, t| {
-                let hist = SharedArray::<u32>::aligned("hist", BINS, 16);
-                let low = SharedArray::<u32>::aligned("low", LOW_BINS, 16);
-                let sums = SharedArray::<u32>::aligned("sums", crossing_words(t), 8);
-                fill(hist, 0, t);
-                fill(low, 0, t);
-                sync_threads();
-                let key = p.input.at(t.index).load();
-                count(hist.at(key >> 5));
-                sync_threads();
-                let high = find_topdown(hist, p.need, sums, t);
-                let highest = highest_bin(sums, t);
-                when((key >> 5).eq(high.bin), || count(low.at(key & 31)));
-                sync_threads();
-                let digit = find_low_digit(low, p.need - high.above, t);
-                vec![high.bin, high.above, digit.bin, digit.above, highest]
-            });
-            let (bin, above) = crossing(&bins, need);
-            // To the end of a thread's bins.
-            let per_thread = BINS / threads;
-            let highest = bins.iter().rposition(|n| *n > 0).unwrap() as u32 | (per_thread - 1);
-            let mut low = vec![0u32; LOW_BINS as usize];
-            keys.iter().filter(|key| **key >> 5 == bin).for_each(|key| low[(key & 31) as usize] += 1);
-            let (digit, above_digit) = crossing(&low, need - above);
-            for result in results {
-                for (thread, _) in keys.iter().enumerate() {
-                    let got: Vec<u32> = result.iter().map(|words| words[thread]).collect();
-                    assert_eq!(
-                        got,
-                        [bin, above, digit, above_digit, highest],
-                        "need {need}, thread {thread} of {threads}, round {round}"
-                    );
-                }
-            }
-        }
-    }
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub use launch::{ExchangeMerge, MergeStep};
 
 use dsa_core::ShapeError;
 use dsa_core::consts::{PAGE_STRIDE_MULTIPLE, Q_MAX};
-use dsa_core::device::radix::{BINS, WARP_BINS};
+use dsa_core::device::radix::WARP_BINS;
 use dsa_core::layout::ll_slot::PAIR_BYTES;
 use dsa_core::shape::check_kv_page;
 use dsa_kernels::Cost;
@@ -213,7 +213,7 @@ impl MergeShape {
     fn shared_bytes_without_lists(&self) -> usize {
         let words = self.exchange.ranks() * self.exchange.words().words();
         let list = self.exchange.list().words();
-        let select = BINS as usize + 2 * 32 + list;
+        let select = 2 * WARP_BINS as usize + 2 * 32 + list;
         let search = 2 * WARP_BINS as usize + keys::TIES as usize + self.exchange.topk() / 2;
         let bitmap = if self.ids { self.groups() as usize * (16 + 2) } else { 0 };
         4 * (words + select + search) + bitmap + 1024

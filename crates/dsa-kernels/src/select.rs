@@ -39,7 +39,6 @@ pub use kernel::{SelectArgs, SelectParams, build};
 pub use launch::{IndexerSelect, SelectStep};
 
 use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP};
-use dsa_core::device::radix::BINS;
 use dsa_core::shape::check_kv_page;
 use dsa_core::{IndexShape, ShapeError};
 
@@ -189,8 +188,6 @@ pub fn cost(shape: &SelectShape, lengths: &[usize]) -> Cost {
         .sum();
     Cost { hbm_bytes, flops: 0 }
 }
-
-const _: () = assert!(BINS.is_multiple_of(1024));
 
 #[cfg(test)]
 mod tests {

@@ -3,15 +3,16 @@
 //! Call the 8 keys of one top a vector. **The K keys lie in the K first vectors by (top descending, index ascending)**:
 //! were a selected key in a later vector, the K vectors before it would each hold a key (their top) that precedes it.
 //! So the tops bound the work exactly, whatever the ties, and no fallback is needed:
-//! 1. a row of at most K vectors takes every vector; a longer one finds the K-th vector by a radix select over the tops (11
-//!    bits, then 5) and lists the K vectors in index order;
+//! 1. a row of at most K vectors takes every vector; a longer one finds the K-th vector by a radix select over the tops (two
+//!    digits of 8 bits) and lists the K vectors in index order;
 //! 2. the CTA holds the vectors in registers; a radix select over their keys (for listed vectors usually a single digit,
 //!    the distance from the K-th top) gives the threshold and how many keys equal to it are taken, an ordered scan gives
 //!    every selected key its place.
 //!
 //! A CTA has registers for more vectors than K where K is small: then more rows need no list. Nor do they where the CTAs of a
 //! cluster share the row: each holds its part, and lists are dealt to them by place, so that each has K over their number
-//! whatever the row looks like. They count digits of 8 bits, whose 256 counts every CTA sends to every other.
+//! whatever the row looks like. Every CTA sends its 256 counts of a
+//! digit to every other.
 
 mod cluster;
 mod places;
@@ -22,7 +23,7 @@ pub(crate) use cluster::{CLUSTERS, fits};
 
 use dsa_core::consts::{KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};
-use dsa_core::device::radix::{BINS, LOW_BINS, LOW_BITS, crossing_words, find_low_digit, find_topdown, highest_bin};
+use dsa_core::device::radix::{Crossing, WARP_BINS, WARP_DIGIT_BITS, find_topdown_in_warp};
 use dsa_core::device::scan::{Thread, fill};
 use dsa_core::layout::b_row::BRow;
 use ptx::{Atomic, Global, Pred, Reg, Scope, Sem, SharedArray, Var, for_range, repeat, sync_threads, when, when_else};
@@ -52,18 +53,6 @@ struct Smem {
     crossing: SharedArray<u32>,
     scan: SharedArray<u32>,
 }
-
-/// How a key is cut into two digits.
-#[derive(Clone, Copy)]
-struct Digits {
-    /// Values of the upper one.
-    bins: u32,
-    /// Bits of the lower one.
-    low_bits: u32,
-}
-
-/// Those of one CTA: in few bins the upper digits of scores would crowd.
-const DIGITS: Digits = Digits { bins: BINS, low_bits: LOW_BITS };
 
 /// A row to select from.
 #[derive(Clone, Copy)]
@@ -107,12 +96,11 @@ impl RowTopk {
     }
 
     fn with_list(k: u32, list_words: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
-        let Digits { bins, low_bits } = if cluster > 1 { Cluster::digits() } else { DIGITS };
         let smem = Smem {
-            bins: SharedArray::aligned("bins", bins, 16),
-            low: SharedArray::aligned("low", (1 << low_bits) + 1, 16),
+            bins: SharedArray::aligned("bins", WARP_BINS, 16),
+            low: SharedArray::aligned("low", WARP_BINS + 1, 16),
             list: SharedArray::aligned("list", list_words, 16),
-            crossing: SharedArray::aligned("crossing", crossing_words(t), 8),
+            crossing: SharedArray::aligned("crossing", 4, 8),
             scan: SharedArray::new("scan", t.warps()),
         };
         let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, smem.crossing, t));
@@ -214,11 +202,10 @@ impl RowTopk {
         // A CTA's vectors of a list.
         let own_k = k / self.ctas();
         let octets = own_k.max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();
-        let digits = if cluster.is_some() { Cluster::digits() } else { DIGITS };
-        let run = Run::new(octets, cluster.as_ref(), digits, *t);
+        let run = Run::new(octets, cluster.as_ref(), *t);
         // Up to twice through the same code: over the tops of a row of more vectors than fit, then over keys.
         let over_tops = Var::new(vectors.gt(run.capacity()).as_u32());
-        let (listed, narrow) = (Var::<u32>::new(0u32), Var::<u32>::new(0u32));
+        let listed = Var::<u32>::new(0u32);
         let (total, from) = (Var::new(vectors), Var::new(row.logits.address()));
         when(over_tops.get().ne(0), || {
             total.set((vectors + (CHUNK_TOPS - 1)) >> CHUNK_TOPS.trailing_zeros());
@@ -229,7 +216,7 @@ impl RowTopk {
         if cluster.is_some() {
             total.set(own);
         }
-        let low = Var::new(1u32); // the K-th top of the list
+        let low = Var::new(0u32); // one below the K-th top of the list
         let mut places = None;
         let (threshold, ties) = (Var::new(0u32), Var::new(0u32));
         let slice = cluster.map(|_| [Var::new(0u32), Var::new(0u32)]);
@@ -242,7 +229,6 @@ impl RowTopk {
                 from: Global::from_address(from.get()),
                 over_tops: over_tops.get().ne(0),
                 listed: listed.get().ne(0),
-                narrow: narrow.get().ne(0),
                 row,
             };
             self.cut(&pass, low.get(), threshold, ties);
@@ -251,12 +237,11 @@ impl RowTopk {
                 // own even if fewer than K keys are found, as with tops that are not their logits' own.
                 fill(smem.list, 0, *t);
             }
-            let highest = cluster.is_none().then(|| highest_bin(smem.crossing, *t));
             let cut = Cut { threshold: threshold.get(), ties: ties.get() };
             // Rounds follow each other in index order.
             let before = [Var::new(0u32), Var::new(0u32)];
             self.each_round(&pass, false, || {
-                // Its barrier also ends the reads of the list, of the low digits and of the highest bin.
+                // Its barrier also ends the reads of the list and of the low digits.
                 let found = Places::find(&run, cut.threshold, smem.scan, *t);
                 fill(smem.low, 0, *t);
                 let own = cluster.map(|cluster| cluster.slice(cut.ties));
@@ -293,21 +278,28 @@ impl RowTopk {
             total.set(own_k);
             rounds.set(run.deal_own(total.get()));
             from.set(row.logits.address());
-            match highest {
-                Some(highest) => {
-                    low.set(cut.threshold);
-                    let highest = (highest << LOW_BITS) + (LOW_BINS - 1);
-                    narrow.set((highest - cut.threshold).lt(BINS).as_u32());
-                }
-                None => {
-                    // One below: ties at the K-th top must have a bin of their own, in which all of them are counted.
-                    low.set(cut.threshold - 1);
-                    narrow.set(1u32);
-                }
-            }
+            // One below: ties at the K-th top must have a bin of their own, in which all of them are counted.
+            low.set(cut.threshold - 1);
         });
         let cut = Cut { threshold: threshold.get(), ties: ties.get() };
         Selected { run, places: places.expect("the body was emitted"), cut, slice: slice.map(Slice::of) }
+    }
+
+    /// The bin at which the counts of all CTAs' `bins` reach `need`. All threads call it after a barrier that orders the
+    /// counting; ends with a barrier, after which the bins may be reused.
+    fn find_topdown(&self, bins: SharedArray<u32>, need: Reg<u32>) -> Crossing {
+        let RowTopk { smem, t, cluster, .. } = self;
+        if let Some(cluster) = cluster {
+            return cluster.find_topdown(bins, need);
+        }
+        let found = smem.crossing.ptr();
+        when(t.warp.eq(0), || {
+            let crossing = find_topdown_in_warp(bins, need, t.lane);
+            when(t.lane.eq(0), || found.store_vec([crossing.bin, crossing.above]));
+        });
+        sync_threads(); // ORDER: the crossing, before every warp reads it.
+        let [bin, above] = found.load_vec::<2>();
+        Crossing { bin, above }
     }
 
     /// `body` for each round of the pass, with its keys in registers. What one round holds is loaded only the `first` time.
@@ -331,28 +323,22 @@ impl RowTopk {
         });
     }
 
-    /// Finds the K-th key of a pass and how many keys equal to it are taken.
+    /// Finds the K-th key of a pass and how many keys equal to it are taken; the tally of a cluster may be read after the
+    /// next barrier.
     fn cut(&self, pass: &Pass<'_>, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
-        match &self.cluster {
-            Some(cluster) => self.cut_together(cluster, pass, low, threshold, ties),
-            None => self.cut_alone(pass, low, threshold, ties),
-        }
-    }
-
-    /// As [`cut`](RowTopk::cut) of the keys of all CTAs of a cluster; a tally of them may be read after the next barrier.
-    fn cut_together(&self, cluster: &Cluster, pass: &Pass<'_>, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
         let RowTopk { k, smem, t, .. } = self;
         let (k, run) = (Reg::<u32>::from(*k), pass.run);
-        let narrow = Var::new(pass.narrow.as_u32());
+        // Of listed keys the distance from the K-th top usually says all.
+        let narrow = Var::new(pass.listed.as_u32());
         let upper = [Var::new(0u32), Var::new(0u32)];
-        cluster.begin();
+        self.cluster.iter().for_each(Cluster::begin);
         repeat(|l| {
             self.each_round(pass, true, || {
                 let near = || run.count_from(low, smem.bins);
                 when_else(narrow.get().ne(0), near, || run.count_high(smem.bins));
             });
-            sync_threads(); // ORDER: every key counted, before the bins are sent.
-            let found = cluster.find_topdown(smem.bins, k);
+            sync_threads(); // ORDER: every key counted, before the bins are summed or sent.
+            let found = self.find_topdown(smem.bins, k);
             fill(smem.bins, 0, *t);
             upper[0].set(found.bin);
             upper[1].set(found.above);
@@ -366,36 +352,13 @@ impl RowTopk {
         ties.set(k - above);
         when(narrow.get().eq(0), || {
             self.each_round(pass, false, || run.count_low(bin, smem.low));
-            sync_threads(); // ORDER: the low digits counted, before they are sent; and the zeroed bins.
+            sync_threads(); // ORDER: the low digits counted, before they are summed or sent; and the zeroed bins.
             let need = k - above;
-            let digit = cluster.find_topdown(smem.low, need);
-            threshold.set((bin << Cluster::digits().low_bits) | digit.bin);
+            let digit = self.find_topdown(smem.low, need);
+            threshold.set((bin << WARP_DIGIT_BITS) | digit.bin);
             ties.set(need - digit.above);
         });
-        cluster.publish_tally();
-    }
-
-    /// As [`cut`](RowTopk::cut) of the keys of one CTA.
-    fn cut_alone(&self, pass: &Pass<'_>, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
-        let RowTopk { k, smem, t, .. } = self;
-        let (k, run) = (Reg::<u32>::from(*k), pass.run);
-        self.each_round(pass, true, || {
-            when_else(pass.narrow, || run.count_from(low, smem.bins), || run.count_high(smem.bins));
-        });
-        sync_threads(); // ORDER: every key counted, before the bins are summed.
-        let high = find_topdown(smem.bins, k, smem.crossing, *t);
-        // All bins were read before the crossing's barriers.
-        fill(smem.bins, 0, *t);
-        threshold.set(low + high.bin);
-        ties.set(k - high.above);
-        when(!pass.narrow, || {
-            self.each_round(pass, false, || run.count_low(high.bin, smem.low));
-            sync_threads(); // ORDER: the low digits counted, before they are summed; and the zeroed bins.
-            let need = k - high.above;
-            let digit = find_low_digit(smem.low, need, *t);
-            threshold.set((high.bin << LOW_BITS) | digit.bin);
-            ties.set(need - digit.above);
-        });
+        self.cluster.iter().for_each(Cluster::publish_tally);
     }
 }
 
@@ -409,8 +372,6 @@ struct Pass<'a> {
     over_tops: Pred,
     /// The list says which octets.
     listed: Pred,
-    /// No key of these is further above the K-th top than there are bins: one digit tells the threshold.
-    narrow: Pred,
     row: Row,
 }
 

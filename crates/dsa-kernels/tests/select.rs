@@ -86,8 +86,8 @@ fn listed_keys_may_spread_beyond_the_bins() {
                 SplitMix64::new(u64::from(distance)).shuffle(&mut vectors);
                 vectors.concat().into_iter().map(bits_of).collect()
             };
-            let distances = [0, 1, 31, 32, 2040, 2045, 2046, 2047, 2048, 2049, 4094, 20_000];
-            // The second ends a span of exactly one key too many, with distance 2047, at the end of four bins.
+            // The last bin is that of 254 and beyond.
+            let distances = [0, 1, 31, 32, 252, 253, 254, 255, 256, 257, 2047, 20_000];
             for bounds in [(0x8100, 5), (0x80FF, 1)] {
                 let rows = distances.iter().flat_map(|&d| [0, 1, 40].map(|ties| row(bounds, d, ties)));
                 check_select(device, &Rows::new(topk, rows.collect()));

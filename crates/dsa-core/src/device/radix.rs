@@ -1,16 +1,9 @@
-//! Radix selection over 16-bit keys: an 11-bit histogram, then the low 5 bits of the keys in the threshold's bin; or two of
-//! 8 bits, each summed by one warp.
+//! Radix selection over 16-bit keys: two histograms of 8 bits, the second of the keys in the threshold's bin of the first,
+//! each summed by one warp.
 
-use ptx::{Atomic, Reg, Scope, Sem, Shared, SharedArray, ballot, broadcast, sync_threads, when};
+use ptx::{Atomic, Reg, Scope, Sem, Shared, SharedArray, ballot, broadcast};
 
-use super::scan::{Thread, warp_inclusive, warps_before};
-
-/// Bins of the first digit (the key's upper 11 bits).
-pub const BINS: u32 = 2048;
-/// Bins of the second digit (the key's lower 5 bits).
-pub const LOW_BINS: u32 = 32;
-/// Bits of the second digit.
-pub const LOW_BITS: u32 = 5;
+use super::scan::warp_inclusive;
 
 /// Bins of a digit that one warp sums.
 pub const WARP_BINS: u32 = 256;
@@ -32,83 +25,6 @@ pub struct Crossing {
     pub above: Reg<u32>,
 }
 
-/// Words of shared memory that [`find_topdown`] needs, aligned to 8 bytes: the warps' sums, the crossing, the highest bin.
-pub fn crossing_words(t: Thread) -> u32 {
-    t.warps().next_multiple_of(2) + 4
-}
-
-/// After [`find_topdown`]: a bin above which nothing was counted, at most three above the highest that holds something.
-#[track_caller]
-pub fn highest_bin(scratch: SharedArray<u32>, t: Thread) -> Reg<u32> {
-    scratch.at(t.warps().next_multiple_of(2) + 2).load()
-}
-
-/// The bin of `hist` at which the counts summed from the highest bin down reach `need` (at least 1). Bin 0 holds whatever
-/// is missing: it need not be counted.
-///
-/// All threads call it after a barrier that orders their counting. It contains two barriers; `scratch` of
-/// [`crossing_words`] may be reused by the next call without another.
-#[track_caller]
-pub fn find_topdown(
-    hist: SharedArray<u32>,
-    need: impl Into<Reg<u32>>,
-    scratch: SharedArray<u32>,
-    t: Thread,
-) -> Crossing {
-    let need = need.into();
-    let per_thread = hist.len() / t.threads;
-    assert!(matches!(per_thread, 1 | 2 | 4) && per_thread * t.threads == hist.len(), "{} bins", hist.len());
-    assert!(scratch.len() >= crossing_words(t));
-    let found = scratch.ptr().offset(t.warps().next_multiple_of(2) as i32);
-    // Thread 0 has the highest bins: thread order is top down.
-    let first = (Reg::<u32>::from(t.threads - 1) - t.index) * per_thread;
-    let at = hist.ptr().at(first);
-    let bins = match per_thread {
-        1 => vec![at.load()],
-        2 => at.load_vec::<2>().to_vec(),
-        _ => at.load_vec::<4>().to_vec(),
-    };
-    let own = bins.iter().skip(1).fold(bins[0], |a, b| a + *b);
-    let inclusive = warp_inclusive(own, t.lane);
-    when(t.lane.eq(31), || scratch.at(t.warp).store(inclusive));
-    sync_threads(); // ORDER: the warps' sums, before every warp reads them.
-    let reached = warps_before(scratch, t) + inclusive;
-    let above = reached - own;
-    when(above.eq(0) & own.ne(0), || found.offset(2).store(first + (per_thread - 1)));
-    when(above.lt(need) & (reached.ge(need) | first.eq(0)), || {
-        // From the top bin down; the crossing is the last bin whose sum above does not reach the target.
-        let (mut bin, mut above_bin, mut through) = (first, above, above);
-        for i in (0..per_thread).rev() {
-            let here = through.lt(need);
-            bin = here.select::<u32>(first + i, bin);
-            above_bin = here.select::<u32>(through, above_bin);
-            through = through + bins[i as usize];
-        }
-        found.store_vec([bin, above_bin]);
-    });
-    sync_threads(); // ORDER: the crossing, before every warp reads it.
-    let [bin, above] = found.load_vec::<2>();
-    Crossing { bin, above }
-}
-
-/// The first lane at which the inclusive sum of `value` over the lanes reaches `need`, and the sum before that lane.
-#[track_caller]
-fn first_reaching(value: Reg<u32>, need: Reg<u32>, lane: Reg<u32>) -> (Reg<u32>, Reg<u32>) {
-    let inclusive = warp_inclusive(value, lane);
-    // Lane 31 if none does: no total is that small, but nothing may be addressed by 32.
-    let first = ballot(inclusive.ge(need)).reverse_bits().clz().min(31);
-    (first, broadcast(inclusive - value, first))
-}
-
-/// As [`find_topdown`] over 32 bins, by every warp for itself and without a barrier.
-#[track_caller]
-pub fn find_low_digit(hist: SharedArray<u32>, need: impl Into<Reg<u32>>, t: Thread) -> Crossing {
-    // Reversed so that the running sum comes from the top bin down.
-    let from_top = Reg::<u32>::from(LOW_BINS - 1) - t.lane;
-    let (lane, above) = first_reaching(hist.at(from_top).load(), need.into(), t.lane);
-    Crossing { bin: Reg::<u32>::from(LOW_BINS - 1) - lane, above }
-}
-
 /// Where a running count from the top down crosses a target, and what surrounds it.
 #[derive(Clone, Copy)]
 pub struct WarpCrossing {
@@ -122,7 +38,8 @@ pub struct WarpCrossing {
     pub total: Reg<u32>,
 }
 
-/// As [`find_topdown`] over [`WARP_BINS`] bins by one whole warp, without a barrier; 16-byte aligned bins.
+/// The bin of `hist`, of [`WARP_BINS`] from a 16-byte boundary on, at which the counts summed from the highest bin down reach `need`
+/// (at least 1); by one whole warp, without a barrier.
 #[track_caller]
 pub fn find_topdown_in_warp(hist: SharedArray<u32>, need: impl Into<Reg<u32>>, lane: Reg<u32>) -> WarpCrossing {
     const PER_LANE: u32 = WARP_BINS / 32;

@@ -12,14 +12,12 @@
 //! A CTA waits for every exchange before it ends, so nobody writes to one that has ended; that all have started is known from a
 //! relaxed barrier of the cluster before the first exchange.
 
-use dsa_core::device::radix::{Crossing, WARP_BINS, WARP_DIGIT_BITS, find_topdown_over_lanes, sum_pairwise};
+use dsa_core::device::radix::{Crossing, WARP_BINS, find_topdown_over_lanes, sum_pairwise};
 use dsa_core::device::scan::Thread;
 use ptx::{
     Mbarrier, MbarrierArray, Redux, Reg, SharedArray, Var, cluster_arrive_relaxed, cluster_rank, cluster_wait,
     fence_mbarrier_init, redux, sync_threads, when, when_else,
 };
-
-use super::Digits;
 
 /// CTAs that may share a row.
 pub(crate) const CLUSTERS: [u32; 5] = [1, 2, 4, 8, 16];
@@ -104,11 +102,6 @@ impl Cluster {
         }
     }
 
-    /// Digits of 8 bits: one exchange each, of few enough counts.
-    pub(super) fn digits() -> Digits {
-        Digits { bins: WARP_BINS, low_bits: WARP_DIGIT_BITS }
-    }
-
     /// The first thing of every CTA.
     pub(super) fn arrive(&self) {
         when(self.t.index.eq(0), || {
@@ -139,7 +132,7 @@ impl Cluster {
         self.above.set(0u32);
     }
 
-    /// As [`find_topdown`](dsa_core::device::radix::find_topdown) over the `bins` of all CTAs, every bin counted. All
+    /// As [`find_topdown`](super::RowTopk::find_topdown) over the `bins` of all CTAs, every bin counted. All
     /// threads of all CTAs call it after a barrier that orders their CTA's counting; ends with a barrier of the CTA, after
     /// which the bins may be reused.
     pub(super) fn find_topdown(&self, bins: SharedArray<u32>, need: Reg<u32>) -> Crossing {

@@ -1,12 +1,12 @@
 //! The keys that a thread holds in registers, eight at a time, and how they are counted.
 
 use dsa_core::device::keys::{Keys8, both_halves, foreign_keys, order16_x2, sort_halves};
-use dsa_core::device::radix::count;
+use dsa_core::device::radix::{WARP_BINS, WARP_DIGIT_BITS, count};
 use dsa_core::device::scan::Thread;
 use ptx::{Global, Reg, SharedArray, Var, when};
 
+use super::KEYS;
 use super::cluster::Cluster;
-use super::{Digits, KEYS};
 
 /// Eight consecutive keys and their place: key `i` has index `8 * base + i`. Key 0 is "no key".
 #[derive(Clone, Copy)]
@@ -44,7 +44,6 @@ pub(super) struct Run {
     /// Lines of a warp, the same in all.
     share: Var<u32>,
     part: Option<Part>,
-    digits: Digits,
     t: Thread,
 }
 
@@ -58,10 +57,10 @@ struct Part {
 
 impl Run {
     /// Room for `octets` lines a warp.
-    pub(super) fn new(octets: u32, cluster: Option<&Cluster>, digits: Digits, t: Thread) -> Run {
+    pub(super) fn new(octets: u32, cluster: Option<&Cluster>, t: Thread) -> Run {
         let octet = || Octet { base: Var::new(0u32), words: std::array::from_fn(|_| Var::new(0u32)) };
         let part = cluster.map(|cluster| Part { ctas: cluster.size, rank: cluster.rank, first: Var::new(0u32) });
-        Run { octets: (0..octets).map(|_| octet()).collect(), share: Var::new(0u32), part, digits, t }
+        Run { octets: (0..octets).map(|_| octet()).collect(), share: Var::new(0u32), part, t }
     }
 
     /// Octets of a thread at most.
@@ -163,12 +162,11 @@ impl Run {
 
     /// Counts the upper digit of every key ("no key" lands in bin 0, of which no more than is missing counts).
     pub(super) fn count_high(&self, bins: SharedArray<u32>) {
-        let Digits { bins: n, low_bits } = self.digits;
-        let mask = (n - 1) << 2;
+        let mask = (WARP_BINS - 1) << 2;
         self.each(|_, octet| {
             for word in octet.keys() {
-                count(bins.ptr().byte_at((word >> (low_bits - 2)) & mask));
-                count(bins.ptr().byte_at((word >> (16 + low_bits - 2)) & mask));
+                count(bins.ptr().byte_at((word >> (WARP_DIGIT_BITS - 2)) & mask));
+                count(bins.ptr().byte_at((word >> (16 + WARP_DIGIT_BITS - 2)) & mask));
             }
         });
     }
@@ -176,8 +174,7 @@ impl Run {
     /// Counts the lower digit of the keys whose upper digit is `high`, and all others in one more bin: a branch around the
     /// count would take longer.
     pub(super) fn count_low(&self, high: Reg<u32>, bins: SharedArray<u32>) {
-        let Digits { low_bits, .. } = self.digits;
-        let (value, none) = (both_halves(high << low_bits), both_halves(Reg::from(1 << low_bits)));
+        let (value, none) = (both_halves(high << WARP_DIGIT_BITS), both_halves(Reg::from(WARP_BINS)));
         self.each(|_, octet| {
             for word in octet.keys() {
                 let digits = (word ^ value).min_u16x2(none) << 2;
@@ -192,7 +189,7 @@ impl Run {
     /// which no more than is missing counts, all others that are looked at. Made for octets of which only the largest keys, if any, are above.
     pub(super) fn count_from(&self, low: Reg<u32>, bins: SharedArray<u32>) {
         let low = both_halves(low);
-        let limit = both_halves(Reg::from(self.digits.bins - 1));
+        let limit = both_halves(Reg::from(WARP_BINS - 1));
         let count_two = |word: Reg<u32>| {
             // Byte offsets of two bins, which fit 16 bits.
             let distance = (word.max_u16x2(low) - low).min_u16x2(limit) << 2;
