@@ -98,7 +98,7 @@ fn run(
         scratch: &scratch,
         layer,
         keys: cache.as_view(),
-        local_topk: LOCAL_TOPK,
+        local_topk: Some(LOCAL_TOPK),
         shapes: &[shape],
         hold: &[],
         ids: true,

@@ -81,7 +81,7 @@ impl Bare {
 impl Group {
     pub fn new(devices: &[Device], spec: Spec) -> Result<Group> {
         let rig = Rig::new(devices, spec)?;
-        let words = spec.exchange()?.words().words();
+        let words = spec.exchange()?.sent().words();
         let bare = Bare::on(devices, spec.ranks, spec.rows, words)?;
         // NCCL demands a device per rank.
         let nccl = if devices.len() == spec.ranks { join_nccl(&rig, words)? } else { None };
@@ -137,7 +137,11 @@ impl Group {
             Some(nccl) => Some(self.graphs(|r, i, stream| {
                 ranks[r].launch_quiet(stream)?;
                 nccl[r].gather(&ranks[r], stream)?;
-                Ok(again[r].launch(i, stream)?)
+                match spec.exchange()?.is_direct() {
+                    // As the gathered exchange does it.
+                    true => ranks[r].launch_gathered(spec, &nccl[r].gathered, stream),
+                    false => Ok(again[r].launch(i, stream)?),
+                }
             })?),
         };
         let mut variants: Vec<Box<dyn Fn() -> Result<f64> + '_>> =
@@ -165,6 +169,7 @@ impl Group {
         report.number(&format!("  gather/both  {label}"), gather / (step - local), "of exchange + merge");
         if let Some(rival) = timed.get(3) {
             let rival = rival.median();
+            report.number(&format!("NCCL step      {label}"), rival, "us");
             report.number(&format!("NCCL+merge     {label}"), rival - local, "us");
             report.number(&format!("  ours/NCCL's  {label}"), (step - local) / (rival - local), "of NCCL + merge");
         }

@@ -53,10 +53,11 @@ impl Bench {
     /// The local select, with its push and without.
     fn local(&mut self) -> Result<()> {
         for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132])? {
-            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
+            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false };
             let rig = Rig::new(&self.devices[..1], spec)?;
             rig.run_checked()?;
             let rank = &rig.ranks[0];
+            let pushing = rank.pushing.as_ref().ok_or("merges select by themselves")?;
             let graph = |push: bool| {
                 Graph::capture_with(&rank.stream, |stream| {
                     (0..LAUNCHES).try_for_each(|_| match push {
@@ -71,7 +72,7 @@ impl Bench {
             rig.run_checked()?;
             let lengths = vec![LOCAL_LEN; rows];
             for ((name, shape), samples) in
-                [("local", rank.quiet.shape()), ("local+push", rank.pushing.shape())].iter().zip(&timed)
+                [("local", rank.quiet.shape()), ("local+push", pushing.shape())].iter().zip(&timed)
             {
                 self.line(&format!("{name:14} {}", spec.label()), samples, local_topk::cost(shape, &lengths));
             }
@@ -82,7 +83,7 @@ impl Bench {
     /// The merge of words that are all there.
     fn merge(&mut self) -> Result<()> {
         for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132, 310])? {
-            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
+            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false };
             let rig = Rig::new(&self.devices[..1], spec)?;
             rig.run_checked()?;
             let rank = &rig.ranks[0];
@@ -110,13 +111,15 @@ impl Bench {
         let rows_max = if several { usize::MAX } else { 64 };
         for n in [N, 1152] {
             for rows in numbers("BENCH_ROWS", &[1, 8, 64, 310])?.into_iter().filter(|rows| *rows <= rows_max) {
-                let spec = Spec { ranks: 2, n, topk: TOPK, rows, local_len: LOCAL_LEN };
+                let spec = Spec { ranks: 2, n, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false };
                 Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
             }
         }
-        for rows in numbers("BENCH_ROWS", &[1, 8])?.into_iter().filter(|rows| *rows <= 8) {
-            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN };
-            Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
+        for skewed in [false, true] {
+            for rows in numbers("BENCH_ROWS", &[1, 8])?.into_iter().filter(|rows| *rows <= 8) {
+                let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed };
+                Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
+            }
         }
         Ok(())
     }
@@ -146,7 +149,7 @@ fn bench_gpu(devices: Vec<Device>) -> Result<()> {
 fn bench_simulator(why: &str) -> Result<()> {
     println!("no GPU ({why}): timing the simulator, which says nothing about the kernels");
     let devices = Device::simulated_group(SimConfig { devices: 2, ..SimConfig::default() });
-    let spec = Spec { ranks: 2, n: 256, topk: 384, rows: 2, local_len: 600 };
+    let spec = Spec { ranks: 2, n: 256, topk: 384, rows: 2, local_len: 600, skewed: false };
     let rig = Rig::new(&devices, spec)?;
     let started = Instant::now();
     rig.run_checked()?;

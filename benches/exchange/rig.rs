@@ -34,6 +34,8 @@ pub struct Spec {
     pub rows: usize,
     /// Keys of each row on each rank.
     pub local_len: usize,
+    /// Rank 0 has all that is selected.
+    pub skewed: bool,
 }
 
 impl Spec {
@@ -47,7 +49,7 @@ impl Spec {
     }
 
     pub fn label(&self) -> String {
-        format!("W={} N={} rows={}", self.ranks, self.n, self.rows)
+        format!("W={} N={}{} rows={}", self.ranks, self.n, if self.skewed { " skewed" } else { "" }, self.rows)
     }
 }
 
@@ -55,10 +57,12 @@ impl Spec {
 pub struct Rank {
     pub stream: Stream,
     pub exchange: Exchange,
-    /// Local top-k that pushes, and one that only writes its rows.
-    pub pushing: IndexerLocalTopk,
+    /// Local top-k that pushes, if merges do not select by themselves, and one that only writes the rows that are sent.
+    pub pushing: Option<IndexerLocalTopk>,
     pub quiet: IndexerLocalTopk,
     pub merge: ExchangeMerge,
+    /// Of what an all-gather has brought, if all ranks send their lists at once.
+    gathered: Option<ExchangeMerge>,
     logits: Buffer<u16>,
     tops: Buffer<u16>,
     row_ends: Buffer<i32>,
@@ -82,7 +86,9 @@ impl Rig {
         let distinct = DISTINCT_ROWS.min(spec.rows);
         let row = |row: usize, rank: usize| -> Vec<u16> {
             let seed = (row * spec.ranks + rank + 1) as u64;
-            LogitPattern::Gaussian.row(seed, spec.local_len).into_iter().map(canonical_logit).collect()
+            let low = if spec.skewed && rank > 0 { 0x8000 } else { 0 };
+            let logits = LogitPattern::Gaussian.row(seed, spec.local_len).into_iter();
+            logits.map(|logit| canonical_logit(logit | low)).collect()
         };
         let logits: Vec<Vec<Vec<u16>>> =
             (0..distinct).map(|r| (0..spec.ranks).map(|rank| row(r, rank)).collect()).collect();
@@ -157,6 +163,12 @@ impl Rank {
         logits: &[Vec<Vec<u16>>],
     ) -> Result<Rank> {
         let (shape, scratch) = (spec.exchange()?, spec.scratch());
+        let merge = MergeShape::new(shape, 1, PAGE)?;
+        let quiet = match shape.is_direct() {
+            true => LocalTopkShape::full(spec.topk)?,
+            false => LocalTopkShape::new(spec.n, spec.topk)?,
+        };
+        let gathered = || ExchangeMerge::new(device, merge.with_gathered(true));
         let mut all = vec![0u16; scratch.logits_len()];
         let mut all_tops = vec![0u16; scratch.tops_len()];
         for row in 0..spec.rows {
@@ -171,14 +183,15 @@ impl Rank {
         Ok(Rank {
             stream: device.stream()?,
             exchange: Exchange::with_limits(device, member, shape, limits)?,
-            pushing: IndexerLocalTopk::new(device, shape.local_topk()?)?,
-            quiet: IndexerLocalTopk::new(device, LocalTopkShape::new(spec.n, spec.topk)?)?,
-            merge: ExchangeMerge::new(device, MergeShape::new(shape, 1, PAGE)?)?,
+            pushing: shape.local_topk()?.map(|shape| IndexerLocalTopk::new(device, shape)).transpose()?,
+            quiet: IndexerLocalTopk::new(device, quiet)?,
+            merge: ExchangeMerge::new(device, merge)?,
+            gathered: shape.is_direct().then(gathered).transpose()?,
             logits: device.upload(&all)?,
             tops: device.upload(&all_tops)?,
             row_ends: device.upload(&vec![spec.local_len as i32; spec.rows])?,
             table: device.upload(&blocks)?,
-            b_rows: device.alloc(spec.rows * shape.words().words())?,
+            b_rows: device.alloc(spec.rows * shape.sent().words())?,
             counts: device.alloc(spec.rows)?,
             rows_out: device.alloc(spec.rows * spec.topk)?,
             valid_out: device.alloc(spec.rows)?,
@@ -200,7 +213,10 @@ impl Rank {
     }
 
     pub fn launch_push(&self, stream: &Stream) -> Result<(), DcpError> {
-        Ok(self.pushing.launch(stream, &self.local_step(Some(self.exchange.push())))?)
+        if let Some(pushing) = &self.pushing {
+            pushing.launch(stream, &self.local_step(self.exchange.push()))?;
+        }
+        Ok(())
     }
 
     pub fn launch_quiet(&self, stream: &Stream) -> Result<(), DcpError> {
@@ -222,6 +238,40 @@ impl Rank {
             ids: None,
         };
         self.merge.launch(stream, &self.exchange, &step)
+    }
+
+    /// Merges what was gathered into `received` as this exchange sends it.
+    pub fn launch_gathered(&self, spec: Spec, received: &Buffer<u32>, stream: &Stream) -> Result<()> {
+        let merge = self.gathered.as_ref().ok_or("only lists are merged from a gather")?;
+        let args = MergeArgs { memory: received.as_view().cast::<u64>()?.ptr(), ..self.merge_args(spec) };
+        Ok(merge.function().launch(stream, LaunchConfig::new(spec.rows as u32), &args)?)
+    }
+
+    fn merge_args(&self, spec: Spec) -> MergeArgs {
+        MergeArgs {
+            rows_out: self.rows_out.ptr(),
+            valid_out: self.valid_out.ptr(),
+            ids: DevicePtr::NULL,
+            memory: self.exchange.memory().ptr(),
+            peers: self.exchange.peers().ptr(),
+            epochs: self.exchange.epochs().ptr(),
+            sequences: self.exchange.sequences().ptr(),
+            status: self.exchange.status().ptr(),
+            logits: self.logits.ptr(),
+            tops: self.tops.ptr(),
+            table: self.table.ptr(),
+            row_ends: self.row_ends.ptr(),
+            lists_at: SymmetricLayout::new(self.exchange.shape()).lists() as u64,
+            timeout_ns: self.exchange.limits().poll_ns(),
+            pitch: spec.scratch().pitch() as u32,
+            length_max: spec.local_len as u32,
+            rows: spec.rows as u32,
+            table_stride: spec.local_len.div_ceil(PAGE) as u32,
+            block_rows: PAGE as u32,
+            blocks: (spec.rows * spec.local_len.div_ceil(PAGE)) as u32,
+            rank: self.exchange.rank() as u32,
+            slot_rows: spec.rows as u32,
+        }
     }
 
     /// `launches` merges of the last words that were pushed, as often as one likes. `alone`: back to back, which only merges
@@ -264,32 +314,7 @@ impl MergesAgain<'_> {
             Some(own) => own.view(counters.clone())?.ptr(),
             None => rank.exchange.sequences().ptr(),
         };
-        let layout = SymmetricLayout::new(rank.exchange.shape());
-        let args = MergeArgs {
-            rows_out: rank.rows_out.ptr(),
-            valid_out: rank.valid_out.ptr(),
-            ids: DevicePtr::NULL,
-            memory: rank.exchange.memory().ptr(),
-            peers: rank.exchange.push().peers.ptr(),
-            epochs: epochs.view(counters)?.ptr(),
-            sequences,
-            status: rank.exchange.status().ptr(),
-            logits: rank.logits.ptr(),
-            tops: rank.tops.ptr(),
-            table: rank.table.ptr(),
-            row_ends: rank.row_ends.ptr(),
-            rescue_at: layout.rescue() as u64,
-            flags_at: layout.flags() as u64,
-            timeout_ns: rank.exchange.limits().poll_ns(),
-            pitch: spec.scratch().pitch() as u32,
-            length_max: spec.local_len as u32,
-            rows: spec.rows as u32,
-            table_stride: spec.local_len.div_ceil(PAGE) as u32,
-            block_rows: PAGE as u32,
-            blocks: (spec.rows * spec.local_len.div_ceil(PAGE)) as u32,
-            rank: rank.exchange.rank() as u32,
-            slot_rows: spec.rows as u32,
-        };
+        let args = MergeArgs { epochs: epochs.view(counters)?.ptr(), sequences, ..rank.merge_args(*spec) };
         let config = LaunchConfig::new(spec.rows as u32).overlap(true);
         Ok(rank.merge.function().launch(stream, config, &args)?)
     }

@@ -199,3 +199,17 @@ pub enum DcpError {
         waiting: Waiting,
     },
 }
+
+impl DcpError {
+    /// Another rank did not come, or not in time: it, or a third, knows the reason.
+    pub fn is_another_ranks(&self) -> bool {
+        match self {
+            DcpError::PeerLate { .. } | DcpError::GatherLate { .. } => true,
+            DcpError::Rendezvous(error) => matches!(
+                error,
+                RendezvousError::Timeout { .. } | RendezvousError::Abandoned { .. } | RendezvousError::Lost { .. }
+            ),
+            _ => false,
+        }
+    }
+}

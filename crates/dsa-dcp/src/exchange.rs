@@ -155,15 +155,21 @@ impl Exchange {
         &self.inner.group
     }
 
-    /// Where local top-k pushes its rows.
-    pub fn push(&self) -> Push<'_> {
-        Push {
-            peers: self.inner.peers.as_view(),
-            epochs: self.inner.epochs.as_view(),
-            status: self.inner.status.as_view(),
+    /// Where local top-k pushes its rows; nowhere if the exchange is [direct](ExchangeShape::is_direct).
+    pub fn push(&self) -> Option<Push<'_>> {
+        let Inner { peers, epochs, status, shape, .. } = &*self.inner;
+        (!shape.is_direct()).then(|| Push {
+            peers: peers.as_view(),
+            epochs: epochs.as_view(),
+            status: status.as_view(),
             rank: self.rank(),
-            length_max: self.inner.shape.local_len_max(),
-        }
+            length_max: shape.local_len_max(),
+        })
+    }
+
+    /// `[ranks]`: address of every rank's [memory](Exchange::memory).
+    pub fn peers(&self) -> &Buffer<u64> {
+        &self.inner.peers
     }
 
     /// The memory that peers write, laid out by [`SymmetricLayout`].

@@ -1,7 +1,8 @@
 //! The exchange of ranks that cannot write to each other's memory: one all-gather a call.
 //!
 //! Every rank sends, for every row, its first N keys **and** its first K, as two B' rows; the [merge](crate::merge) reads the
-//! first, and the second of the ranks that turn out saturated. So there is one gather whatever the keys, of a size that does
+//! first, and the second of the ranks that turn out saturated. If the exchange is [direct](ExchangeShape::is_direct), it
+//! sends the second alone. So there is one gather whatever the keys, of a size that does
 //! not depend on them, which a graph can capture.
 //!
 //! The alternatives: a second gather for the saturated ranks' lists would have to take place in every call too, since the
@@ -10,7 +11,7 @@
 //!
 //! | field of a rank's part | words | dtype | count | align | written by | read by |
 //! |---|---|---|---|---|---|---|
-//! | words | `0..rows n'` | [`b_row`](dsa_core::layout::b_row) of N, n' = N + N / 32 words each | rows of the call | 16 | local top-k | merge |
+//! | words | `0..rows n'` | [`b_row`](dsa_core::layout::b_row) of N, n' = N + N / 32 words each; none if it is direct | rows of the call | 16 | local top-k | merge |
 //! | lists | `rows n'..rows (n' + k')` | [`b_row`](dsa_core::layout::b_row) of K, k' = K + K / 32 words each | rows of the call | 16 | full local top-k | merge |
 //!
 //! NCCL's kernels wait for other ranks without a limit. What bounds the wait is [`GatheredExchange::check`], which gives up
@@ -46,7 +47,7 @@ pub struct GatheredStep<'a> {
     pub row_ends: View<'a, i32>,
     /// The longest row that score was given.
     pub length_max: usize,
-    /// int32 `[rows]`: keys sent of each row, at most N; output. Its length gives the rows, equal on every rank.
+    /// int32 `[rows]`: keys sent of each row, at most N, or K if the exchange is direct; output. Its length gives the rows, equal on every rank.
     pub counts: View<'a, i32>,
 }
 
@@ -193,7 +194,8 @@ impl GatheredExchange {
         if rows > shape.rows() {
             return Err(DcpError::RowsOutOfRange { rows, max: shape.rows() });
         }
-        let (words, lists) = (rows * shape.words().words(), rows * shape.list().words());
+        let first = if shape.is_direct() { 0 } else { rows * shape.words().words() };
+        let lists = rows * shape.list().words();
         let part = sent.as_view().cast::<u32>()?;
         let local = |out, counts| LocalTopkStep {
             logits: step.logits.clone(),
@@ -205,9 +207,13 @@ impl GatheredExchange {
             counts,
             push: None,
         };
-        topk.first.launch(stream, &local(part.view(..words)?, step.counts.clone()))?;
-        topk.full.launch(stream, &local(part.view(words..words + lists)?, full_counts.view(..rows)?))?;
-        gather.enqueue(stream, sent, (words + lists) / 2, received)
+        let mut counts = step.counts.clone();
+        if !shape.is_direct() {
+            topk.first.launch(stream, &local(part.view(..first)?, counts))?;
+            counts = full_counts.view(..rows)?;
+        }
+        topk.full.launch(stream, &local(part.view(first..first + lists)?, counts))?;
+        gather.enqueue(stream, sent, (first + lists) / 2, received)
     }
 
     /// As [`Exchange::grown`](crate::Exchange::grown).
@@ -269,5 +275,6 @@ impl GatheredExchange {
 
 /// 32-bit words of a rank's part of a call of `rows` rows.
 pub(crate) fn part_words(shape: &ExchangeShape, rows: usize) -> usize {
-    rows * (shape.words().words() + shape.list().words())
+    let first = if shape.is_direct() { 0 } else { shape.words().words() };
+    rows * (first + shape.list().words())
 }

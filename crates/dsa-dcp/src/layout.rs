@@ -2,9 +2,8 @@
 //!
 //! | field | bytes | dtype | count | align | written by | read by |
 //! |---|---|---|---|---|---|---|
-//! | slots | `0..slots` | LL pairs, [`ll_slot`](dsa_core::layout::ll_slot) | 2 x ranks x rows x pairs | 16 | every rank's local top-k | merge |
-//! | rescue | `slots..slots + rescue` | [`b_row`](dsa_core::layout::b_row) of K: `[row][slot]` | rows x rescue slots | 16 | saturated ranks' merges | merge |
-//! | flags | to the end | u32 sequence: `[source rank][row]` | ranks x rows | 4 | saturated ranks' merges | merge |
+//! | slots | `0..slots` | LL pairs, [`ll_slot`](dsa_core::layout::ll_slot), of N words, or of K if the exchange is direct | 2 x ranks x rows x pairs | 16 | every rank's local top-k, or merge if it is direct | merge |
+//! | lists | to the end | LL pairs of K words and the row's sequence, `[rescue slot][row]`; none if it is direct | rescue slots x rows x pairs | 16 | saturated ranks' merges | merge |
 //!
 //! The status block is this rank's own:
 //!
@@ -18,6 +17,7 @@
 //! The exchange and the query mailbox have one each.
 
 use dsa_core::layout::field::Field;
+use dsa_core::layout::ll_slot::PAIR_BYTES;
 
 use crate::error::{DcpError, Waiting};
 use crate::shape::ExchangeShape;
@@ -46,34 +46,31 @@ impl SymmetricLayout {
         SymmetricLayout { shape }
     }
 
-    /// First byte of the rescue lists; the slots end here.
-    pub fn rescue(&self) -> usize {
+    /// First byte of the lists; the slots end here.
+    pub fn lists(&self) -> usize {
         self.shape.slots().bytes()
     }
 
     /// Bytes of a list.
     pub fn list_bytes(&self) -> usize {
-        self.shape.list().words() * 4
+        self.shape.list().words() / 2 * PAIR_BYTES
     }
 
-    /// First byte of the flags; the lists end here.
-    pub fn flags(&self) -> usize {
-        self.rescue() + self.shape.rows() * self.shape.rescue_slots() * self.list_bytes()
+    fn list_count(&self) -> usize {
+        if self.shape.is_direct() { 0 } else { self.shape.rescue_slots() * self.shape.rows() }
     }
 
     /// Bytes in use.
     pub fn bytes(&self) -> usize {
-        self.flags() + self.shape.ranks() * self.shape.rows() * 4
+        self.lists() + self.list_count() * self.list_bytes()
     }
 
     /// The first table above.
-    pub fn fields(&self) -> [Field; 3] {
-        let (slots, lists) = (self.rescue() / 16, self.shape.rows() * self.shape.rescue_slots());
-        let field = |name, bytes, element_bytes, count, align| Field { name, bytes, element_bytes, count, align };
+    pub fn fields(&self) -> [Field; 2] {
+        let field = |name, bytes, element_bytes, count| Field { name, bytes, element_bytes, count, align: PAIR_BYTES };
         [
-            field("slots", 0..self.rescue(), 16, slots, 16),
-            field("rescue", self.rescue()..self.flags(), self.list_bytes(), lists, 16),
-            field("flags", self.flags()..self.bytes(), 4, self.shape.ranks() * self.shape.rows(), 4),
+            field("slots", 0..self.lists(), PAIR_BYTES, self.lists() / PAIR_BYTES),
+            field("lists", self.lists()..self.bytes(), self.list_bytes(), self.list_count()),
         ]
     }
 }
@@ -101,11 +98,14 @@ mod tests {
 
     #[test]
     fn fields_tile_the_memory_in_vectors() {
-        for (ranks, rows, n, topk) in [(1, 1, 128, 256), (3, 5, 384, 512), (16, 7, 512, 2048), (8, 64, 128, 4096)] {
+        for (ranks, rows, n, topk) in
+            [(1, 1, 128, 256), (3, 5, 384, 512), (2, 9, 512, 2048), (16, 7, 512, 2048), (8, 64, 128, 4096)]
+        {
             let own = Ownership::new(ranks, 1).unwrap();
-            let layout = SymmetricLayout::new(ExchangeShape::new(own, rows, n, topk, 4096).unwrap());
+            let shape = ExchangeShape::new(own, rows, n, topk, 4096).unwrap();
+            let layout = SymmetricLayout::new(shape);
             assert!(tiles(&layout.fields(), layout.bytes()));
-            assert!(layout.list_bytes().is_multiple_of(16), "lists are written 16 bytes at a time");
+            assert_eq!(layout.lists() == layout.bytes(), shape.is_direct(), "{shape}");
         }
     }
 

@@ -3,7 +3,8 @@
 //!
 //! Every rank's [local top-k](dsa_kernels::local_topk) pushes its first N keys of a row to every rank
 //! ([`Exchange`]); [`ExchangeMerge`] then picks the first K of all, asks the ranks that may still hide some for more, and
-//! writes the KV rows that this rank owns. The ids equal those of a single rank that holds the whole context.
+//! writes the KV rows that this rank owns. Where even all ranks' first N are too few, it selects and pushes each rank's first K
+//! by itself; [`recommended_local_topk`] says which N seldom needs either. The ids equal those of a single rank that holds the whole context.
 //!
 //! The query of the attention that follows has heads on every rank; the [`QueryMailbox`] brings them to every rank.
 //!
@@ -20,6 +21,7 @@ pub mod local_ends;
 pub mod mailbox;
 pub mod merge;
 pub mod rendezvous;
+pub mod rounds;
 pub mod shape;
 
 pub use all_gather::{AllGather, NcclAllGather};
@@ -30,4 +32,5 @@ pub use local_ends::LocalEnds;
 pub use mailbox::{Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox};
 pub use merge::{ExchangeMerge, MergeShape, MergeStep};
 pub use rendezvous::{InProcess, Rendezvous, RendezvousError, TcpRendezvous};
+pub use rounds::{Rounds, recommended_local_topk};
 pub use shape::ExchangeShape;

@@ -61,6 +61,7 @@ pub use launch::{ExchangeMerge, MergeStep};
 use dsa_core::ShapeError;
 use dsa_core::consts::{PAGE_STRIDE_MULTIPLE, Q_MAX};
 use dsa_core::device::radix::WARP_BINS;
+use dsa_core::layout::b_row::BRow;
 use dsa_core::layout::ll_slot::PAIR_BYTES;
 use dsa_core::shape::check_kv_page;
 use dsa_kernels::Cost;
@@ -179,6 +180,21 @@ impl MergeShape {
         )
     }
 
+    /// Whether every rank sends its first K keys at once, so that there is no round 2: [`ExchangeShape::is_direct`].
+    pub(crate) fn is_direct(&self) -> bool {
+        self.exchange.is_direct()
+    }
+
+    /// Whether the merge itself selects and pushes them.
+    pub fn selects(&self) -> bool {
+        self.is_direct() && !self.gathered
+    }
+
+    /// What every rank sends in round 1.
+    pub(crate) fn sent(&self) -> BRow {
+        self.exchange.sent()
+    }
+
     /// Threads of a CTA.
     pub fn threads(&self) -> u32 {
         512
@@ -187,7 +203,7 @@ impl MergeShape {
     /// CTAs that share a multiprocessor: two, unless one thread's polls, or the keys of its list, take the registers of both,
     /// or the ids the memory.
     pub(crate) fn ctas(&self) -> u32 {
-        let pairs = (self.exchange.ranks() * self.exchange.slots().pairs()) as u32;
+        let pairs = (self.exchange.ranks() * self.sent().words() / 2) as u32;
         let few_registers = poll::polls(pairs, self.threads()) <= POLLS_OF_TWO_CTAS
             && self.exchange.topk() as u32 <= KEYS_OF_TWO_CTAS * self.threads();
         if few_registers && 2 * self.shared_bytes() <= shared_bytes_max() { 2 } else { 1 }
@@ -200,6 +216,9 @@ impl MergeShape {
 
     /// Words of the rescue lists, if there is room to keep them in shared memory while they are searched.
     pub(crate) fn list_words_shared(&self) -> Option<u32> {
+        if self.is_direct() {
+            return None;
+        }
         let words = self.exchange.rescue_slots() * self.exchange.list().words();
         let fits = self.shared_bytes_without_lists() + 4 * words <= shared_bytes_max();
         (words <= LIST_WORDS_SHARED_MAX && fits).then_some(words as u32)
@@ -211,10 +230,10 @@ impl MergeShape {
     }
 
     fn shared_bytes_without_lists(&self) -> usize {
-        let words = self.exchange.ranks() * self.exchange.words().words();
+        let words = self.exchange.ranks() * self.sent().words();
         let list = self.exchange.list().words();
         let select = 2 * WARP_BINS as usize + 2 * 32 + list;
-        let search = 2 * WARP_BINS as usize + keys::TIES as usize + self.exchange.topk() / 2;
+        let search = 2 * WARP_BINS as usize + keys::TIES as usize;
         let bitmap = if self.ids { self.groups() as usize * (16 + 2) } else { 0 };
         4 * (words + select + search) + bitmap + 1024
     }

@@ -88,7 +88,10 @@ pub enum RendezvousError {
         expected: String,
     },
     /// Ranks that do not make the same calls in the same order.
-    #[error("rank {peer} is in round {theirs} of the group, this rank in round {ours}")]
+    #[error(
+        "rank {peer} is in round {theirs} of the group, this rank in round {ours}: all ranks must make the same calls in \
+         the same order"
+    )]
     OutOfStep {
         /// The other rank.
         peer: usize,
@@ -96,6 +99,14 @@ pub enum RendezvousError {
         ours: u64,
         /// The other's round.
         theirs: u64,
+    },
+    /// More bytes than a group over TCP moves in a round.
+    #[error("{bytes} bytes in a round of the group, which takes {limit} at most")]
+    TooLarge {
+        /// Bytes of one rank, or of all together.
+        bytes: usize,
+        /// Bytes at most.
+        limit: usize,
     },
     /// A rank whose process has ended, or whose connection broke.
     #[error("the connection to rank {peer} is lost: {reason}")]
@@ -233,8 +244,18 @@ pub fn in_process(ranks: usize) -> Vec<InProcess> {
 }
 
 impl InProcess {
-    /// Everybody's deposits of this rank's next round.
+    /// Everybody's deposits of this rank's next round, all with memory or all without.
     fn meet(&self, deposit: Deposit, limit: Duration) -> Result<Vec<Deposit>, RendezvousError> {
+        let number = self.next.load(Ordering::Relaxed);
+        let shares = deposit.memory.is_some();
+        let all = self.meet_any(deposit, limit)?;
+        match all.iter().position(|deposit| deposit.memory.is_some() != shares) {
+            Some(peer) => Err(RendezvousError::OutOfStep { peer, ours: number, theirs: number }),
+            None => Ok(all),
+        }
+    }
+
+    fn meet_any(&self, deposit: Deposit, limit: Duration) -> Result<Vec<Deposit>, RendezvousError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let deadline = deadline(limit);
         let Meeting { ranks, state, changed } = &*self.meeting;
@@ -278,7 +299,7 @@ impl InProcess {
         limit: Duration,
     ) -> Result<Vec<Arc<Buffer<u64>>>, RendezvousError> {
         let all = self.meet(Deposit { bytes: Vec::new(), memory: Some(memory) }, limit)?;
-        Ok(all.into_iter().map(|deposit| deposit.memory.expect("every rank makes the same calls")).collect())
+        Ok(all.into_iter().filter_map(|deposit| deposit.memory).collect())
     }
 }
 
@@ -306,8 +327,10 @@ impl Rendezvous for InProcess {
         // One object for all, which rank 0 makes.
         let views: Vec<_> = all.iter().map(|memory| memory.as_view()).collect();
         let made = if self.rank == 0 { device.multicast(&views, memory.bytes()).ok() } else { None };
+        let number = self.next.load(Ordering::Relaxed);
         let all = self.all_gather(&made.unwrap_or(0).to_le_bytes(), limit)?;
-        let address = u64::from_le_bytes(all[0][..].try_into().expect("every rank makes the same calls"));
+        let other_call = |_| RendezvousError::OutOfStep { peer: 0, ours: number, theirs: number };
+        let address = u64::from_le_bytes(all[0][..].try_into().map_err(other_call)?);
         Ok((address != 0).then_some(address))
     }
 
@@ -383,6 +406,35 @@ mod tests {
                     assert_eq!(reason, "it has 40 bytes, this rank's 32");
                 });
             }
+        });
+    }
+
+    #[test]
+    fn ranks_that_make_other_calls_are_told_so() {
+        let device = Device::simulated(gpu::SimConfig::default());
+        let memory = || Arc::new(device.alloc_zeros(4).unwrap());
+        let members = in_process(3);
+        let errors: Vec<RendezvousError> = std::thread::scope(|scope| {
+            let calls: Vec<_> = members
+                .iter()
+                .map(|member| {
+                    let memory = memory();
+                    scope.spawn(move || match member.rank() {
+                        1 => member.all_gather(&[1], LIMIT).unwrap_err(),
+                        _ => member.meet_with(memory, LIMIT).unwrap_err(),
+                    })
+                })
+                .collect();
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
+        });
+        let other = |peer| RendezvousError::OutOfStep { peer, ours: 0, theirs: 0 };
+        assert_eq!(errors, [other(1), other(0), other(1)]);
+        assert!(errors[0].to_string().contains("must make the same calls"), "{}", errors[0]);
+        // Nobody waits, and the next round is everybody's again.
+        std::thread::scope(|scope| {
+            members.iter().for_each(|member| {
+                scope.spawn(move || assert_eq!(member.all_gather(&[7], LIMIT).unwrap(), [[7]; 3]));
+            });
         });
     }
 

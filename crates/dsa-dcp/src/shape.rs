@@ -9,6 +9,10 @@ use dsa_kernels::local_topk::LocalTopkShape;
 use crate::error::DcpError;
 use crate::group_shape::GroupShape;
 
+/// Keys that all ranks' first K may be in a [direct](ExchangeShape::is_direct) exchange: 32 KB, so that two merges share a
+/// multiprocessor.
+const DIRECT_KEYS_MAX: usize = 8192;
+
 /// Sizes of an exchange; equal on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ExchangeShape {
@@ -101,32 +105,44 @@ impl ExchangeShape {
         self.local_len_max.next_multiple_of(interleave) * self.ranks()
     }
 
+    /// Whether merges select and push each rank's first K keys by themselves, without a local top-k: where all ranks' first N
+    /// are no more than K, some rank always has to send more, and few enough ranks are better asked for it at once.
+    pub fn is_direct(&self) -> bool {
+        self.ranks() * self.n <= self.topk && self.ranks() * self.topk <= DIRECT_KEYS_MAX
+    }
+
     /// Lists of saturated ranks that a row may need: each saturated rank has N keys among the first K - 1.
     pub fn rescue_slots(&self) -> usize {
         ((self.topk - 1) / self.n).min(self.ranks())
     }
 
-    /// Layout of what local top-k sends.
+    /// Layout of what local top-k selects.
     pub fn words(&self) -> BRow {
         BRow::new(self.n)
     }
 
-    /// Layout of what a saturated rank sends.
+    /// Layout of what a saturated rank sends, and every rank of a direct exchange.
     pub fn list(&self) -> BRow {
         BRow::new(self.topk)
     }
 
-    /// Where the words arrive.
-    pub fn slots(&self) -> LlSlots {
-        LlSlots::new(self.ranks(), self.rows, self.words())
+    /// Layout of what every rank sends.
+    pub fn sent(&self) -> BRow {
+        if self.is_direct() { self.list() } else { self.words() }
     }
 
-    /// The local top-k kernel that pushes into this exchange.
+    /// Where that arrives.
+    pub fn slots(&self) -> LlSlots {
+        LlSlots::new(self.ranks(), self.rows, self.sent())
+    }
+
+    /// The local top-k kernel that pushes into this exchange; none if it is [direct](ExchangeShape::is_direct).
     ///
     /// # Errors
     /// None that the shape has not already excluded.
-    pub fn local_topk(&self) -> Result<LocalTopkShape, ShapeError> {
-        LocalTopkShape::new(self.n, self.topk)?.with_push(self.ranks())
+    pub fn local_topk(&self) -> Result<Option<LocalTopkShape>, ShapeError> {
+        let pushing = || LocalTopkShape::new(self.n, self.topk)?.with_push(self.ranks());
+        if self.is_direct() { Ok(None) } else { pushing().map(Some) }
     }
 }
 

@@ -232,9 +232,7 @@ fn table_entries_that_name_no_block_give_no_row() {
             let table = buffers.table.copy_to_vec(&on.stream).unwrap();
             buffers.table.copy_from(&on.stream, &table.into_iter().map(hostile).collect::<Vec<_>>()).unwrap();
         }
-        for (rank, on) in group.ranks.iter().enumerate() {
-            on.local_topk.launch(&on.stream, &layer.local_step(rank, Some(&on.exchange))).unwrap();
-        }
+        (0..spec.ranks).for_each(|rank| group.select(&layer, rank).unwrap());
         for (rank, on) in group.ranks.iter().enumerate() {
             let step = MergeStep { kv, ..layer.merge_step(rank) };
             on.merge.launch(&on.stream, &on.exchange, &step).unwrap();

@@ -19,6 +19,13 @@ fn spec(ranks: usize) -> Spec {
     Spec { interleave: 4, rows: 3, ..Spec::new(ranks, 128, 256) }
 }
 
+/// As [`spec`] for merges that select by themselves.
+fn direct(ranks: usize) -> Spec {
+    let spec = Spec { topk: 512, ..spec(ranks) };
+    assert!(spec.exchange().is_direct());
+    spec
+}
+
 /// Rows of which the second saturates a rank.
 fn rows(spec: &Spec, seed: u64) -> Vec<Vec<u16>> {
     let favourite = seed as usize % spec.ranks;
@@ -52,7 +59,8 @@ fn layers_share_slots_back_to_back() {
             layers.iter().for_each(|layer| layer.verify(group));
             let rescued = layers.each_ref().map(Layer::rescued);
             let want: Vec<u32> = (0..3).map(|row| 4 * (rescued[0][row] as u32 + rescued[1][row] as u32)).collect();
-            assert_eq!(want[1], 8, "one rank has all selected keys of row 1");
+            let second_rounds = if spec.exchange().is_direct() { 0 } else { 8 };
+            assert_eq!(want[1], second_rounds, "one rank has all selected keys of row 1");
             for [epochs, sequences] in group.counters() {
                 assert_eq!((epochs, sequences), (vec![8; 3], want.clone()));
             }
@@ -93,9 +101,12 @@ fn epochs_and_sequences_wrap() {
 
 #[test]
 fn a_rank_that_never_comes_is_an_error_in_time_and_reset_restores_service() {
-    let spec = spec(3);
-    everywhere(&spec, 4, |group| {
-        let layer = Layer::new(group, rows(&spec, 1), 0);
+    [spec(3), direct(3)].iter().for_each(never_comes);
+}
+
+fn never_comes(spec: &Spec) {
+    everywhere(spec, 4, |group| {
+        let layer = Layer::new(group, rows(spec, 1), 0);
         group.run(&layer);
         layer.poison(group);
         let start = Instant::now();
@@ -132,7 +143,7 @@ fn a_rank_that_never_comes_is_an_error_in_time_and_reset_restores_service() {
 
         group.reset();
         for seed in 5..9 {
-            group.run(&Layer::new(group, rows(&spec, seed), 0));
+            group.run(&Layer::new(group, rows(spec, seed), 0));
         }
     });
 }
@@ -140,9 +151,12 @@ fn a_rank_that_never_comes_is_an_error_in_time_and_reset_restores_service() {
 #[test]
 fn a_failed_rank_does_not_spoil_a_slower_one() {
     // Rank 2 comes after rank 0 has given up and gone on to other data; rank 1 comes with rank 2.
-    let spec = spec(3);
-    everywhere(&spec, 2, |group| {
-        let [first, second] = [1, 2].map(|seed| Layer::new(group, rows(&spec, seed), 0));
+    [spec(3), direct(3)].iter().for_each(fails_early);
+}
+
+fn fails_early(spec: &Spec) {
+    everywhere(spec, 2, |group| {
+        let [first, second] = [1, 2].map(|seed| Layer::new(group, rows(spec, seed), 0));
         group.launch_on(&first, &[0]).unwrap();
         assert!(group.ranks[0].exchange.check(&group.ranks[0].stream).is_err());
         group.launch_on(&second, &[0]).unwrap();
@@ -160,18 +174,23 @@ fn a_failed_rank_does_not_spoil_a_slower_one() {
 #[test]
 fn a_rank_that_dies_between_the_rounds_is_named() {
     // Rank 1 pushes its words, of which all are selected, but never merges.
-    let spec = Spec { rows: 1, ..spec(2) };
+    let spec = Spec { rows: 1, ..spec(3) };
     everywhere(&spec, 2, |group| {
         let layer = Layer::new(group, vec![on_one_rank(&spec, 1, 900, 7)], 0);
-        let rank = &group.ranks[1];
-        rank.local_topk.launch(&rank.stream, &layer.local_step(1, Some(&rank.exchange))).unwrap();
-        group.launch_on(&layer, &[0]).unwrap();
-        let verdict = group.ranks[0].exchange.check(&group.ranks[0].stream);
-        assert!(
-            matches!(verdict, Err(DcpError::PeerLate { rank: 0, peer: 1, row: 0, epoch: 1, waiting: Waiting::Rescue })),
-            "{verdict:?}"
-        );
-        assert!(layer.is_empty(group, 0));
+        group.select(&layer, 1).unwrap();
+        group.launch_on(&layer, &[0, 2]).unwrap();
+        for rank in [0, 2] {
+            let verdict = group.ranks[rank].exchange.check(&group.ranks[rank].stream);
+            assert!(
+                matches!(
+                    verdict,
+                    Err(DcpError::PeerLate { rank: own, peer: 1, row: 0, epoch: 1, waiting: Waiting::Rescue })
+                    if own == rank
+                ),
+                "{verdict:?}"
+            );
+            assert!(layer.is_empty(group, rank));
+        }
         group.reset();
         group.run(&layer);
     });
@@ -244,7 +263,7 @@ fn launches_that_do_not_fit_are_refused() {
 
 #[test]
 fn memory_of_another_device_is_refused_by_name() {
-    let group = Group::simulated(&spec(2), SimConfig::default());
+    let group = Group::simulated(&spec(3), SimConfig::default());
     let layer = Layer::new(&group, rows(&group.spec, 1), 0);
     let (rank, other, theirs) = (&group.ranks[0], &group.ranks[1], &layer.buffers[1]);
     let (merge_step, theirs_merged) = (|| layer.merge_step(0), || layer.merge_step(1));
@@ -263,7 +282,8 @@ fn memory_of_another_device_is_refused_by_name() {
     assert_eq!(merged(own, MergeStep { ids: theirs_merged().ids, ..merge_step() }), "ids");
 
     let local_step = || layer.local_step(0, Some(own));
-    let selected = |step: LocalTopkStep<'_>| match rank.local_topk.launch(&rank.stream, &step) {
+    let local_topk = rank.local_topk.as_ref().expect("two rounds");
+    let selected = |step: LocalTopkStep<'_>| match local_topk.launch(&rank.stream, &step) {
         Err(KernelError::Device(gpu::Error::WrongDevice { what, .. })) => what,
         other => panic!("{other:?}"),
     };

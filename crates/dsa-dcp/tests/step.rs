@@ -102,9 +102,11 @@ impl Resident {
             length_max,
             out: self.b_rows.as_view(),
             counts: self.counts.as_view(),
-            push: Some(rank.exchange.push()),
+            push: rank.exchange.push(),
         };
-        rank.local_topk.launch(&rank.stream, &local).unwrap();
+        if let Some(local_topk) = &rank.local_topk {
+            local_topk.launch(&rank.stream, &local).unwrap();
+        }
     }
 
     fn launch_merge(&self, rank: &Rank) {

@@ -42,6 +42,8 @@ enum Failure {
     Mismatch(String),
     /// The input, the device or the output cannot be used.
     Unusable(String),
+    /// Another rank did not come, which knows the reason.
+    RankLate(String),
     /// Nobody reads stdout any more.
     StdoutClosed,
 }
@@ -54,7 +56,10 @@ impl Failure {
 
 impl From<kimi_decode::Error> for Failure {
     fn from(error: kimi_decode::Error) -> Self {
-        Failure::unusable(error)
+        match &error {
+            kimi_decode::Error::Dcp(late) if late.is_another_ranks() => Failure::RankLate(error.to_string()),
+            _ => Failure::unusable(error),
+        }
     }
 }
 
@@ -93,7 +98,7 @@ pub fn run() -> ExitCode {
     match ended {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
         Err(Failure::Mismatch(line)) => fail(1, &line),
-        Err(Failure::Unusable(line)) => fail(2, &line),
+        Err(Failure::Unusable(line) | Failure::RankLate(line)) => fail(2, &line),
     }
 }
 

@@ -106,14 +106,19 @@ fn every_fixture_over_16_ranks() {
 
 #[test]
 fn gathers_schedules_and_defaults_give_the_same_files() {
-    for ranks in [2, 5] {
+    for (ranks, n) in [(2, 384), (5, 256)] {
         let stdout = spread("index_realtext_mtp", ranks, &["--transport", "gather", "--interleave", "4"]);
-        assert!(stdout.contains("local top-256, gathered"), "{stdout}");
+        assert!(stdout.contains(&format!("local top-{n}, gathered")), "{stdout}");
+        assert!(stdout.contains("rounds      one round, seldom two\n"), "{stdout}");
     }
     spread("index_exact_ties", 3, &["--transport", "gather"]);
     spread("index_exact_ties", 3, &["--transport", "push", "--seed", "3"]);
     let stdout = spread("index_exact", 2, &[]);
-    assert!(stdout.contains("tokens dealt 1 at a time, local top-512"), "{stdout}");
+    assert!(stdout.contains("tokens dealt 1 at a time, local top-1152"), "{stdout}");
+    // What is asked for is done, and said to be what it is.
+    let stdout = spread("index_exact", 2, &["--topn", "512"]);
+    assert!(stdout.contains("local top-512"), "{stdout}");
+    assert!(stdout.contains("rounds      one round, of every rank's first keys up to the top-k\n"), "{stdout}");
 }
 
 #[test]

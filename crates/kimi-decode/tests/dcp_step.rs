@@ -79,7 +79,7 @@ impl Rank {
             scratch: &scratch,
             layer: LayerSpec { context_len_max: step.context_len_max, ..layer_of(&shard) },
             keys: inputs.cache.as_view(),
-            local_topk: TOPK / 2,
+            local_topk: Some(TOPK / 2),
             shapes: &[SHAPE],
             hold: &[],
             ids: true,

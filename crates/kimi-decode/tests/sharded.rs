@@ -124,7 +124,7 @@ fn layers(
             scratch,
             layer: LayerSpec { context_len_max: step.context_len_max, ..layer_of(&shard) },
             keys: inputs.cache.as_view(),
-            local_topk: case.local_topk,
+            local_topk: Some(case.local_topk),
             shapes,
             hold,
             ids: true,
@@ -419,7 +419,7 @@ fn what_cannot_be_served_is_refused_by_name() {
     let shape = StepShape { rows: 6, q: 1 };
     let (layer, good) = (layer_of(&input), spec(&case, &input, 6));
     let ask = |spec: DcpSpec, ranks, layer: LayerSpec, n, shape| {
-        FusedIndexer::supports_sharded(&device, &spec, ranks, &layer, n, shape).map_err(|error| error.to_string())
+        FusedIndexer::supports_sharded(&device, &spec, ranks, &layer, Some(n), shape).map_err(|error| error.to_string())
     };
     assert_eq!(ask(good, 1, layer, 128, shape), Ok(()));
     let says = |result: Result<(), String>, text: &str| {
@@ -467,12 +467,16 @@ fn what_cannot_be_served_is_refused_by_name() {
         scratch: &no_ids.unwrap(),
         layer,
         keys: layers[0].inputs.cache.as_view(),
-        local_topk: 128,
+        local_topk: Some(128),
         shapes: &[shape],
         hold: &[],
         ids: true,
     };
-    assert!(matches!(FusedIndexer::sharded(config), Err(Error::Unsupported(Unsupported::ScratchIds))));
+    assert!(matches!(FusedIndexer::sharded(config.clone()), Err(Error::Unsupported(Unsupported::ScratchIds))));
+    // Without a local top-N the recommended one.
+    let chosen = FusedIndexer::sharded(DcpIndexerConfig { local_topk: None, ids: false, ..config }).unwrap();
+    assert_eq!(Ok(chosen.local_topk()), dsa_dcp::recommended_local_topk(1, layer.topk));
+    assert_eq!(chosen.rounds(), dsa_dcp::Rounds::One);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::schedule::{Scheduler, WarpRef};
 use crate::step::{Exec, TurnEnd, check_exit};
 use crate::stream::{EventId, LaunchId, StreamId, Streams};
 use crate::trap::{Fault, LaunchError, MemoryError, SimError, Stop, TrapKind};
-use crate::warp::Wait;
+use crate::warp::{IdlePolls, Wait};
 use crate::world::{BlockRef, LaunchInfo, World};
 
 use quiet::Quiet;
@@ -511,15 +511,18 @@ impl Machine {
         let woken = block.cta.events != events;
         let warp = &mut block.warps[at.warp as usize];
         if quiet && end == TurnEnd::Poll {
-            if warp.quiet.0 != self.quiet.period {
-                warp.quiet = (self.quiet.period, 0);
+            if warp.quiet.period != self.quiet.period {
+                warp.quiet = IdlePolls { period: self.quiet.period, ..IdlePolls::default() };
             }
-            warp.quiet.1 += 1;
-            // Each of its groups has had its turn.
-            self.quiet.warps += usize::from(warp.quiet.1 as usize == warp.groups().count());
-        } else if warp.quiet.0 == self.quiet.period && end != TurnEnd::Quantum {
-            self.quiet.warps -= usize::from(warp.quiet.1 as usize >= warp.groups().count().max(1));
-            warp.quiet = (0, 0);
+            warp.quiet.polls += 1;
+            // Each of its groups has had its turn; there may be fewer of them than when it began.
+            if !warp.quiet.counted && warp.quiet.polls as usize >= warp.groups().count() {
+                warp.quiet.counted = true;
+                self.quiet.warps += 1;
+            }
+        } else if warp.quiet.period == self.quiet.period && end != TurnEnd::Quantum {
+            self.quiet.warps -= usize::from(warp.quiet.counted);
+            warp.quiet = IdlePolls::default();
         }
         match end {
             TurnEnd::Quantum | TurnEnd::Poll => self.scheduler.push(at),

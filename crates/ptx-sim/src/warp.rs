@@ -49,6 +49,15 @@ pub(crate) struct Group {
     pub(crate) wait: Wait,
 }
 
+/// Polls of a warp in a quiet period of the machine.
+#[derive(Debug, Default)]
+pub(crate) struct IdlePolls {
+    pub(crate) period: u64,
+    pub(crate) polls: u32,
+    /// The machine counts the warp among those that have polled in vain.
+    pub(crate) counted: bool,
+}
+
 /// A warp.
 #[derive(Debug)]
 pub(crate) struct Warp {
@@ -75,8 +84,8 @@ pub(crate) struct Warp {
     pub(crate) cluster_arrival: Option<u32>,
     /// In the machine's ready list.
     pub(crate) queued: bool,
-    /// Idle polls of this warp, and the machine's quiet period that they belong to.
-    pub(crate) quiet: (u64, u32),
+    /// What it has polled in vain.
+    pub(crate) quiet: IdlePolls,
     /// Accumulators that warpgroup MMAs are using.
     pub(crate) pending: PendingRegisters,
 }
@@ -128,7 +137,7 @@ impl Warp {
             half_stored: None,
             cluster_arrival: None,
             queued: false,
-            quiet: (0, 0),
+            quiet: IdlePolls::default(),
             pending: PendingRegisters::default(),
         }
     }

@@ -4,6 +4,7 @@
 use ptx::*;
 
 use super::kernel::Merge;
+use super::keys::Saturated;
 
 impl Merge {
     /// Brings the row's words into shared memory, and counts their upper digits.
@@ -22,26 +23,30 @@ impl Merge {
         });
     }
 
-    /// Makes the lists of the ranks in `mask` the rescue slots' lists, and this rank's own. Ends with a CTA barrier.
-    pub(super) fn take_lists(&self, mask: Reg<u32>) {
+    /// Makes the lists of the saturated ranks the rescue slots' lists, and this rank's own, and counts the upper digit of
+    /// all that can be selected. Counts must be cleared. Contains CTA barriers; one must follow.
+    pub(super) fn take_lists(&self, saturated: Saturated, blocks: &[Var<u32>]) {
         let Merge { p, topk, smem, t, .. } = self;
-        self.name_owners(mask);
+        self.name_owners(saturated.mask);
         let vectors = self.list_words() / 4;
         let own = self.gathered_list(p.rank);
-        when(((mask >> p.rank) & 1).ne(0), || {
+        let mine = ((saturated.mask >> p.rank) & 1).ne(0);
+        when(mine, || {
             for_range(t.index, vectors, t.threads, |vector| {
-                topk.b_row().at(vector * 4).store_vec(own.at(vector * 4).load_vec::<4>());
+                topk.b_row().ptr().at(vector * 4).store_vec(own.at(vector * 4).load_vec::<4>());
             });
         });
-        sync_threads(); // ORDER: the owners and this rank's list, before every warp reads them.
+        sync_threads(); // ORDER: the owners, this rank's list and the cleared counts, before every warp uses them.
+        when(mine, || self.load_blocks(self.own_list(), blocks));
         if let Some(lists) = smem.lists {
-            for_range(t.index, mask.popc() * vectors, t.threads, |i| {
+            for_range(t.index, saturated.count * vectors, t.threads, |i| {
                 let (slot, vector) = (i / vectors, i % vectors);
                 let from = self.gathered_list(smem.owner.at(slot).load());
-                lists.at(i * 4).store_vec(from.at(vector * 4).load_vec::<4>());
+                lists.ptr().at(i * 4).store_vec(from.at(vector * 4).load_vec::<4>());
             });
             sync_threads(); // ORDER: the copies, before they are read.
         }
+        self.count_upper(saturated);
     }
 
     /// The list of `rank` for this row.
@@ -53,6 +58,7 @@ impl Merge {
     /// What `rank` sent.
     fn part(&self, rank: Reg<u32>) -> Global<u32> {
         let rows_before = rank * self.p.slot_rows;
-        self.p.memory.cast::<u32>().at64(rows_before.mul_wide(self.row_words() + self.list_words()))
+        let lists = if self.shape.is_direct() { 0 } else { self.list_words() };
+        self.p.memory.cast::<u32>().at64(rows_before.mul_wide(self.row_words() + lists))
     }
 }

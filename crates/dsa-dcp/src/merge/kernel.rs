@@ -40,10 +40,8 @@ kernel_args! {
         pub table: DevicePtr<i32>,
         /// int32 `[rows]`: keys that each row has on this rank
         pub row_ends: DevicePtr<i32>,
-        /// byte of the rescue lists in the exchange's memory
-        pub rescue_at: u64,
-        /// byte of the flags in the exchange's memory
-        pub flags_at: u64,
+        /// byte of the lists in the exchange's memory
+        pub lists_at: u64,
         /// how long a poll may take, in nanoseconds
         pub timeout_ns: u64,
         /// elements from one logits row to the next
@@ -67,7 +65,9 @@ kernel_args! {
 
 /// The shared layout, beside that of the row top-k.
 pub(super) struct Smem {
-    /// `[rank][n + n / 32]`: the B' rows.
+    /// `[ranks]`: address of every rank's memory.
+    pub(super) peers: SharedArray<u64>,
+    /// `[rank][n + n / 32]`: the B' rows, of K if the merge is direct.
     pub(super) words: SharedArray<u32>,
     /// `[slot][k + k / 32]`: the lists of saturated ranks, if there is room for them.
     pub(super) lists: Option<SharedArray<u32>>,
@@ -80,9 +80,7 @@ pub(super) struct Smem {
     pub(super) tie_count: SharedArray<u32>,
     /// The last of them that is selected.
     pub(super) tie: SharedArray<u32>,
-    /// Selected keys before each slot of this rank's B' row.
-    pub(super) selected_before: SharedArray<u16>,
-    /// Slot at which its second run begins.
+    /// Slot at which the second run of this rank's B' row begins.
     pub(super) second_run: SharedArray<u32>,
     /// Non-zero for ranks that hide nothing.
     pub(super) unsaturated: SharedArray<u32>,
@@ -101,14 +99,14 @@ impl Smem {
         let ranks = exchange.ranks() as u32;
         let array = |name, len| SharedArray::aligned(name, len, 16);
         Smem {
-            words: array("words", ranks * exchange.words().words() as u32),
+            peers: SharedArray::new("peers", ranks),
+            words: array("words", ranks * shape.sent().words() as u32),
             lists: shape.list_words_shared().map(|words| array("lists", words)),
             digits: ["upper_digits", "lower_digits"].map(|name| array(name, WARP_BINS + 4)),
             found: ["upper_found", "lower_found"].map(|name| array(name, 4)),
             ties: array("ties", TIES + TIES_AT_ONCE),
             tie_count: SharedArray::new("tie_count", 1),
             tie: SharedArray::new("tie", 1),
-            selected_before: SharedArray::aligned("selected_before", exchange.topk() as u32, 16),
             second_run: SharedArray::new("second_run", 1),
             unsaturated: SharedArray::new("unsaturated", RANKS_MAX as u32),
             owner: SharedArray::new("owner", RANKS_MAX as u32),
@@ -152,9 +150,9 @@ impl Merge {
         self.own().ranks() as u32
     }
 
-    /// Words that a rank sends in round 1, without planes.
+    /// Words that a rank sends in round 1, without planes: K if the merge is direct.
     pub(super) fn n(&self) -> u32 {
-        self.shape.exchange.n() as u32
+        if self.shape.is_direct() { self.k() } else { self.shape.exchange.n() as u32 }
     }
 
     pub(super) fn k(&self) -> u32 {
@@ -162,7 +160,7 @@ impl Merge {
     }
 
     pub(super) fn row_words(&self) -> u32 {
-        self.shape.exchange.words().words() as u32
+        self.shape.sent().words() as u32
     }
 
     pub(super) fn list_words(&self) -> u32 {
@@ -174,16 +172,22 @@ impl Merge {
         self.shape.exchange.rescue_slots() as u32
     }
 
-    /// The memory of a rank.
-    pub(super) fn peer(&self, rank: Reg<u32>) -> Global<u64> {
-        Global::from_address(self.p.peers.at(rank).load())
-    }
-
     fn emit(&self) {
-        let Merge { p, smem, t, row, .. } = self;
+        let Merge { shape, p, smem, t, row, .. } = self;
+        let (direct, selects) = (shape.is_direct(), shape.selects());
         self.clear_counts();
         when(t.index.lt(RANKS_MAX as u32), || smem.unsaturated.at(t.index).store(0u32));
         when(t.index.lt(STATUS_WORDS as u32), || smem.late.at(t.index).store(0u32));
+        if !shape.gathered {
+            when(t.index.lt(self.ranks()), || smem.peers.at(t.index).store(p.peers.at(t.index).load()));
+        }
+        if selects {
+            // ORDER: what its predecessors wrote, before it is read. Nothing is written that they still read.
+            wait_for_dependencies();
+            if !shape.hold {
+                launch_dependents();
+            }
+        }
         when(t.index.eq(0), || {
             smem.tie.at(0).store(0u32);
             smem.second_run.at(0).store(u32::MAX);
@@ -192,21 +196,37 @@ impl Merge {
         });
         // What was gathered needs no epochs.
         let next = |counters: Global<u32>| next_epoch(counters.at(*row).load());
-        let counters = (!self.shape.gathered).then(|| (next(p.epochs), next(p.sequences)));
-        sync_threads(); // ORDER: what was initialised, before it is used.
+        let counters = (!shape.gathered).then(|| (next(p.epochs), next(p.sequences)));
+        match selects {
+            true => self.select_list(),
+            false => sync_threads(), // ORDER: what was initialised, before it is used.
+        }
         let broken = smem.broken.at(0).load();
+        let early: Vec<Var<u32>> = (0..self.slots_per_thread(self.k())).map(|_| Var::new(0u32)).collect();
         when(broken.eq(0), || match counters {
-            Some((epoch, _)) => self.poll_words(epoch),
             None => self.load_words(),
+            Some((epoch, _)) => {
+                if selects {
+                    self.push_words(epoch);
+                    self.load_blocks(self.own_list(), &early);
+                    self.take_own_list(self.row_of(p.rank));
+                }
+                self.poll_words(epoch);
+            }
         });
         sync_threads(); // ORDER: every word counted, and whether one is late, before every warp reads them.
 
         let failed = Var::new(broken | smem.late.at(0).load());
-        let early = self.load_blocks_early(failed.get());
         let (mask, sat_count) = (Var::new(0u32), Var::new(0u32));
         let saturated = || Saturated { mask: mask.get(), count: sat_count.get() };
         let kth = Kth { order: Var::new(0u32), gid: Var::new(0u32) };
         when(failed.get().eq(0), || {
+            if !selects {
+                self.load_blocks(self.own_words(), &early);
+            }
+            if direct {
+                return self.find_kth(saturated(), kth);
+            }
             repeat(|l| {
                 self.find_kth(saturated(), kth);
                 l.break_if(mask.get().ne(0)); // that was round 2
@@ -217,18 +237,16 @@ impl Merge {
                 mask.set(impossible.select::<u32>(0u32, mask.get()));
                 sat_count.set(mask.get().popc());
                 l.break_if(mask.get().eq(0));
+                self.clear_counts();
                 // ORDER: the logits of the row, before the list is selected from them.
                 wait_for_dependencies();
                 match counters {
-                    Some((_, sequence)) => self.rescue(mask.get(), sequence),
-                    None => self.take_lists(mask.get()),
+                    Some((_, sequence)) => self.rescue(saturated(), sequence, &early),
+                    None => self.take_lists(saturated(), &early),
                 }
+                sync_threads(); // ORDER: every candidate counted, and whether a list is late, before every warp reads them.
                 failed.set(smem.late.at(0).load());
                 l.break_if(failed.get().ne(0));
-                self.clear_counts();
-                sync_threads(); // ORDER: the cleared counts, before keys are counted.
-                self.count_upper(saturated());
-                sync_threads(); // ORDER: every candidate counted, before the counts are summed.
             });
         });
         when_else(
@@ -239,7 +257,7 @@ impl Merge {
                 self.write_nothing();
             },
             || {
-                self.write_rows(mask.get(), kth, early);
+                self.write_rows(mask.get(), kth, &early);
                 if let Some(bitmap) = smem.bitmap {
                     self.write_ids(bitmap, saturated(), kth);
                 }
@@ -256,6 +274,9 @@ impl Merge {
 
     /// Waits for local top-k to end; from here on memory is written.
     pub(super) fn start_writing(&self) {
+        if self.shape.selects() {
+            return; // it has waited
+        }
         wait_for_dependencies();
         if !self.shape.hold {
             launch_dependents();

@@ -28,6 +28,9 @@ pub(super) struct Candidate<'a> {
     pub(super) gid: &'a dyn Fn() -> Reg<u32>,
 }
 
+/// Takes whether each of some candidates is live, its order16, and what computes the global id of the `i`-th.
+type OnBatch<'a> = &'a dyn Fn(&[(Pred, Reg<u32>)], &dyn Fn(Reg<u32>) -> Reg<u32>);
+
 /// The K-th candidate; (0, 0) if there are fewer.
 #[derive(Clone, Copy)]
 pub(super) struct Kth {
@@ -79,7 +82,7 @@ impl Merge {
     }
 
     /// Whether a local index may need its bit 16.
-    fn has_planes(&self) -> bool {
+    pub(super) fn has_planes(&self) -> bool {
         self.shape.exchange().local_len_max() > 1 << 16
     }
 
@@ -100,10 +103,53 @@ impl Merge {
     /// As [`for_each_candidate`](Merge::for_each_candidate) for all that a thread looks at together: whether each is live,
     /// its order16, and what computes the global id of the `i`-th.
     fn for_each_batch(&self, saturated: Saturated, body: impl Fn(&[(Pred, Reg<u32>)], &dyn Fn(Reg<u32>) -> Reg<u32>)) {
-        let (n, own, t) = (self.n(), self.own(), self.t);
-        let (per_rank, total) = (n / 2, self.ranks() * n / 2);
-        let together = total.div_ceil(t.threads).min(PAIRS);
-        let whole = total.is_multiple_of(t.threads * together);
+        let (n, k, own) = (self.n(), self.k(), self.own());
+        let per_rank = n / 2;
+        self.for_each_pair(
+            ((self.ranks() * per_rank).into(), self.ranks() * per_rank, true),
+            &|index| {
+                let (rank, pair) = (index / per_rank, index % per_rank);
+                let asked = ((saturated.mask >> rank) & 1).eq(0);
+                (asked, self.row_of(rank).at(pair * 2).load_vec::<2>())
+            },
+            &|index, odd| {
+                let (rank, pair) = (index / per_rank, index % per_rank);
+                let (row, j) = (self.row_of(rank), pair * 2 + odd);
+                global_of(own, rank, self.local_of_word(row, n.into(), j, row.at(j).load()))
+            },
+            &body,
+        );
+        if self.shape.is_direct() {
+            return;
+        }
+        let per_list = k / 2;
+        self.for_each_pair(
+            (saturated.count * per_list, self.slots() * per_list, false),
+            &|index| (Pred::constant(true), self.list_pair(index / per_list, index % per_list)),
+            &|index, odd| {
+                let (slot, j) = (index / per_list, (index % per_list) * 2 + odd);
+                let mut local = (self.list_word(slot, j) & 0xFFFF) ^ 0xFFFF;
+                if self.has_planes() {
+                    local = local | (((self.list_word(slot, (j >> 5) + k) >> (j & 31)) & 1) << 16);
+                }
+                global_of(own, self.smem.owner.at(slot).load(), local)
+            },
+            &body,
+        );
+    }
+
+    /// The words of `(pairs, at most, whether always that many)` pairs in batches: `load` says of pair `i` whether it is asked
+    /// for, and its words; `gid` is the global id of its first or second one.
+    fn for_each_pair(
+        &self,
+        (total, most, always): (Reg<u32>, u32, bool),
+        load: &dyn Fn(Reg<u32>) -> (Pred, [Reg<u32>; 2]),
+        gid: &dyn Fn(Reg<u32>, Reg<u32>) -> Reg<u32>,
+        body: OnBatch<'_>,
+    ) {
+        let t = self.t;
+        let together = most.div_ceil(t.threads).min(PAIRS);
+        let whole = always && most.is_multiple_of(t.threads * together);
         // Beyond the end the last pair once more, which is not live there.
         let clamped = |index: Reg<u32>| if whole { index } else { index.min(total - 1) };
         for_range(t.index, total, t.threads * together, |first| {
@@ -111,33 +157,14 @@ impl Merge {
                 .map(|i| {
                     let index = first + i * t.threads;
                     let live = if whole { Pred::constant(true) } else { index.lt(total) };
-                    let index = clamped(index);
-                    let (rank, pair) = (index / per_rank, index % per_rank);
-                    let asked = live & ((saturated.mask >> rank) & 1).eq(0);
-                    (asked, self.row_of(rank).at(pair * 2).load_vec::<2>())
+                    let (asked, words) = load(clamped(index));
+                    (live & asked, words)
                 })
                 .collect();
             let batch: Vec<_> = (loaded.into_iter())
                 .flat_map(|(asked, words)| words.map(|word| (asked & word.ne(0), word >> 16)))
                 .collect();
-            let gid = |i: Reg<u32>| {
-                let index = clamped(first + (i >> 1) * t.threads);
-                let (rank, pair) = (index / per_rank, index % per_rank);
-                let (row, j) = (self.row_of(rank), pair * 2 + (i & 1));
-                global_of(own, rank, self.local_of_word(row, n.into(), j, row.at(j).load()))
-            };
-            body(&batch, &gid);
-        });
-        let k = self.k();
-        for_range(t.index, saturated.count * k, t.threads, |i| {
-            let (slot, j) = (i / k, i % k);
-            let word = self.list_word(slot, j);
-            let gid = |_: Reg<u32>| {
-                let high = (self.list_word(slot, (j >> 5) + k) >> (j & 31)) & 1;
-                let local = (high << 16) | ((word & 0xFFFF) ^ 0xFFFF);
-                global_of(own, self.smem.owner.at(slot).load(), local)
-            };
-            body(&[(word.ne(0), word >> 16)], &gid);
+            body(&batch, &|i| gid(clamped(first + (i >> 1) * t.threads), i & 1));
         });
     }
 

@@ -86,15 +86,13 @@ impl ExchangeMerge {
         let shape = exchange.shape();
         let args = self.check(exchange.device(), &shape, false, step)?;
         let layout = SymmetricLayout::new(shape);
-        let push = exchange.push();
         let args = MergeArgs {
             memory: exchange.memory().ptr(),
-            peers: push.peers.ptr(),
+            peers: exchange.peers().ptr(),
             epochs: exchange.epochs().ptr(),
             sequences: exchange.sequences().ptr(),
             status: exchange.status().ptr(),
-            rescue_at: layout.rescue() as u64,
-            flags_at: layout.flags() as u64,
+            lists_at: layout.lists() as u64,
             timeout_ns: exchange.limits().poll_ns(),
             rank: exchange.rank() as u32,
             slot_rows: shape.rows() as u32,
@@ -199,8 +197,7 @@ impl ExchangeMerge {
             tops: step.tops.ptr(),
             table: step.table.ids.ptr(),
             row_ends: step.row_ends.ptr(),
-            rescue_at: 0,
-            flags_at: 0,
+            lists_at: 0,
             timeout_ns: 0,
             pitch: word(KERNEL, "pitch", step.pitch)?,
             length_max: step.length_max as u32,

@@ -1,46 +1,152 @@
-//! Round 2: saturated ranks push the first K keys of their row, and everybody waits for them.
+//! The first K keys of this rank: what a direct merge sends at once, and a saturated rank in round 2.
 
 use dsa_core::consts::KEYS_PER_TOP;
+use dsa_core::layout::ll_slot::PAIR_BYTES;
 use dsa_kernels::rows::clamp_length;
 use dsa_kernels::topk::Row;
 use ptx::*;
 
 use super::kernel::Merge;
+use super::keys::Saturated;
+use super::poll::{Incoming, LIST_POLLS_MAX, polls};
 use crate::layout::LATE_LIST;
 
 impl Merge {
-    /// Word `j` of the list in rescue slot `slot`, once [rescued](Merge::rescue).
+    /// The `other`-th of the ranks that are not this one.
+    pub(super) fn other(&self, other: Reg<u32>) -> Reg<u32> {
+        other + other.ge(self.p.rank).as_u32()
+    }
+
+    /// Selects this rank's list. All threads call it, once the logits are there. Contains CTA barriers, and ends with one.
+    pub(super) fn select_list(&self) {
+        let Merge { p, topk, row, .. } = self;
+        topk.clear();
+        sync_threads(); // ORDER: the cleared bins, before keys are counted; all else that was cleared, before its use.
+        let end = Var::new(0i32);
+        when(row.lt(p.rows), || end.set(p.row_ends.at(*row).load_as(LoadMode::STREAM)));
+        let length = clamp_length(end.get(), p.length_max);
+        let first = row.mul_wide(p.pitch);
+        let tops = p.tops.at64(first >> KEYS_PER_TOP.trailing_zeros());
+        topk.write_b_row(Row { logits: p.logits.at64(first), tops, length });
+        sync_threads(); // ORDER: the finished list, before it is read.
+    }
+
+    /// Pushes this rank's list, as pairs of `tag`, to byte `first` of every rank's memory; not to its own, if it is `kept`.
+    fn push_list(&self, first: Reg<u64>, tag: Reg<u32>, kept: bool) {
+        let Merge { topk, smem, t, .. } = self;
+        let pairs = self.list_pairs();
+        let targets = if kept { self.ranks() - 1 } else { self.ranks() };
+        for_range(t.index, targets * pairs, t.threads, |i| {
+            let (target, pair) = (i / pairs, i % pairs);
+            let target = if kept { self.other(target) } else { target };
+            let base = Global::<u64>::from_address(smem.peers.at(target).load());
+            let [w0, w1] = topk.b_row().ptr().at(pair * 2).load_vec::<2>();
+            // ORDER: none. Each 8-byte half says by its tag which call it belongs to.
+            base.byte_at(first).at(pair * 2).store_vec_as(Sem::Relaxed(Scope::Sys), [w0.pack(tag), w1.pack(tag)]);
+        });
+    }
+
+    /// Pairs of a list that are sent.
+    fn list_pairs(&self) -> u32 {
+        if self.has_planes() { self.list_words() / 2 } else { self.k() / 2 }
+    }
+
+    /// Pushes this rank's list as its words of round 1. No barrier.
+    pub(super) fn push_words(&self, epoch: Reg<u32>) {
+        let slot = ((epoch & 1).mad(self.ranks(), self.p.rank)).mad_wide(self.p.slot_rows, self.row.to_u64());
+        self.push_list(slot * (self.row_words() / 2 * PAIR_BYTES as u32), epoch, true);
+    }
+
+    /// This rank's list becomes its words at `to`, and its upper digits are counted. No barrier.
+    pub(super) fn take_own_list(&self, to: Shared<u32>) {
+        let Merge { topk, t, .. } = self;
+        for_range(t.index, self.list_words() / 4, t.threads, |vector| {
+            let words = topk.b_row().ptr().at(vector * 4).load_vec::<4>();
+            to.at(vector * 4).store_vec(words);
+            // The last vectors are planes.
+            let holds_keys = vector.lt(self.k() / 4);
+            words.into_iter().for_each(|word| self.count_upper_of(holds_keys & word.ne(0), word >> 16));
+        });
+    }
+
+    /// Words `2 pair` and `2 pair + 1` of the list in rescue slot `slot`.
+    pub(super) fn list_pair(&self, slot: Reg<u32>, pair: Reg<u32>) -> [Reg<u32>; 2] {
+        match self.smem.lists {
+            Some(lists) => lists.ptr().at(slot.mad(self.list_words(), pair * 2)).load_vec::<2>(),
+            None if self.shape.gathered => {
+                self.gathered_list(self.smem.owner.at(slot).load()).at(pair * 2).load_vec::<2>()
+            }
+            None => {
+                let halves = self.list(slot).at(pair * 2).load_vec_as::<2>(LoadMode::relaxed(Scope::Sys));
+                halves.map(|half| half.unpack().0)
+            }
+        }
+    }
+
+    /// Word `j` of that list.
     pub(super) fn list_word(&self, slot: Reg<u32>, j: Reg<u32>) -> Reg<u32> {
         match self.smem.lists {
             Some(lists) => lists.at(slot.mad(self.list_words(), j)).load(),
-            None => self.list(slot).at(j).load_as(LoadMode::relaxed(Scope::Sys)),
+            None if self.shape.gathered => self.gathered_list(self.smem.owner.at(slot).load()).at(j).load(),
+            None => self.list(slot).at(j).load_as(LoadMode::relaxed(Scope::Sys)).unpack().0,
         }
     }
 
-    /// The list in rescue slot `slot` of this row, in this rank's memory.
-    fn list(&self, slot: Reg<u32>) -> Global<u32> {
-        if self.shape.gathered {
-            return self.gathered_list(self.smem.owner.at(slot).load());
-        }
-        let at = self.row.mad(self.slots(), slot).mul_wide(self.list_words());
-        self.p.memory.byte_at(self.p.rescue_at).cast::<u32>().at64(at)
+    /// The first pair of the list that arrives in rescue slot `slot` of this row.
+    fn list(&self, slot: Reg<u32>) -> Global<u64> {
+        self.p.memory.byte_at(self.list_at(slot))
     }
 
-    /// Pushes this rank's list if it is saturated, and waits for everybody's. Ends with a CTA barrier.
-    pub(super) fn rescue(&self, mask: Reg<u32>, sequence: Reg<u32>) {
-        let t = self.t;
-        self.name_owners(mask);
-        when(((mask >> self.p.rank) & 1).ne(0), || self.push_list(mask, sequence));
-        when(t.warp.eq(0), || self.wait_for_lists(mask, sequence));
-        sync_threads(); // ORDER: the lists acquired by warp 0 and the owners, before every warp reads them.
-        if let Some(lists) = self.smem.lists {
-            let from = self.list(0.into());
-            for_range(t.index, mask.popc() * (self.list_words() / 4), t.threads, |vector| {
-                let words = from.at(vector * 4).load_vec_as::<4>(LoadMode::relaxed(Scope::Sys));
-                lists.at(vector * 4).store_vec(words);
-            });
-            sync_threads(); // ORDER: the copies, before they are read.
+    /// Its byte in the memory of any rank.
+    fn list_at(&self, slot: Reg<u32>) -> Reg<u64> {
+        let lists_before = slot.mad_wide(self.p.slot_rows, self.row.to_u64());
+        lists_before * (self.list_words() / 2 * PAIR_BYTES as u32) + self.p.lists_at
+    }
+
+    /// Round 2: pushes this rank's list if it is saturated, waits for everybody's, and counts the upper digit of all that
+    /// can be selected. Counts must be cleared. Contains CTA barriers; one must follow.
+    pub(super) fn rescue(&self, saturated: Saturated, sequence: Reg<u32>, blocks: &[Var<u32>]) {
+        let Merge { p, smem, .. } = self;
+        let kept = smem.lists.is_some();
+        self.name_owners(saturated.mask);
+        let slot = self.slot_of(saturated.mask, p.rank);
+        let mine = ((saturated.mask >> p.rank) & 1).ne(0);
+        when(mine, || {
+            self.select_list();
+            self.push_list(self.list_at(slot), sequence, kept);
+            self.load_blocks(self.own_list(), blocks);
+        });
+        sync_threads(); // ORDER: the owners and the cleared counts, before they are used.
+        // While the lists are on their way.
+        self.count_upper(Saturated { count: 0u32.into(), ..saturated });
+        if let Some(lists) = smem.lists {
+            when(mine, || self.take_own_list(lists.ptr().at(slot * self.list_words())));
         }
+        let pairs = self.list_pairs();
+        // The slots that others fill: this rank's own, if it is kept, is left out.
+        let others = if kept { saturated.count - mine.as_u32() } else { saturated.count };
+        let slot_of = |i: Reg<u32>| {
+            let number = i / pairs;
+            if kept { number + (mine & number.ge(slot)).as_u32() } else { number }
+        };
+        self.poll(Incoming {
+            pairs: others * pairs,
+            most: self.slots() * pairs,
+            always: false,
+            together: polls(self.slots() * pairs, self.t.threads).min(LIST_POLLS_MAX),
+            at: &|i| self.list(slot_of(i)).at((i % pairs) * 2),
+            rank: &|i| smem.owner.at(slot_of(i)).load(),
+            tag: sequence,
+            what: LATE_LIST,
+            take: &|i, live, words| {
+                let pair = i % pairs;
+                if let Some(lists) = smem.lists {
+                    when(live, || lists.ptr().at(slot_of(i).mad(self.list_words(), pair * 2)).store_vec(words));
+                }
+                let holds_keys = live & pair.lt(self.k() / 2);
+                words.into_iter().for_each(|word| self.count_upper_of(holds_keys & word.ne(0), word >> 16));
+            },
+        });
     }
 
     /// Notes which rank each rescue slot belongs to; a CTA barrier must follow.
@@ -54,58 +160,5 @@ impl Merge {
     /// Rescue slot of a saturated rank.
     fn slot_of(&self, mask: Reg<u32>, rank: Reg<u32>) -> Reg<u32> {
         (mask & ((Reg::<u32>::from(1) << rank) - 1)).popc()
-    }
-
-    fn push_list(&self, mask: Reg<u32>, sequence: Reg<u32>) {
-        let Merge { p, topk, t, row, .. } = self;
-        topk.clear();
-        sync_threads(); // ORDER: the cleared bins, before keys are counted.
-        let end = Var::new(0i32);
-        when(row.lt(p.rows), || end.set(p.row_ends.at(*row).load_as(LoadMode::STREAM)));
-        let length = clamp_length(end.get(), p.length_max);
-        let first = row.mul_wide(p.pitch);
-        let tops = p.tops.at64(first >> KEYS_PER_TOP.trailing_zeros());
-        topk.write_b_row(Row { logits: p.logits.at64(first), tops, length });
-        sync_threads(); // ORDER: the finished list, before it is copied.
-        let words = self.list_words();
-        let at = row.mad(self.slots(), self.slot_of(mask, p.rank)).mul_wide(words);
-        for_range(t.index, self.ranks() * (words / 4), t.threads, |i| {
-            let (peer, vector) = (i / (words / 4), i % (words / 4));
-            let list = self.peer(peer).byte_at(p.rescue_at).cast::<u32>().at64(at);
-            let values = topk.b_row().ptr().at(vector * 4).load_vec::<4>();
-            list.at(vector * 4).store_vec_as(Sem::Relaxed(Scope::Sys), values);
-        });
-        sync_threads(); // ORDER: every thread's stores, before they are released together.
-        when(t.index.lt(self.ranks()), || {
-            // ORDER: the list, to whoever acquires the flag.
-            let flag = self.flag(self.peer(t.index), p.rank);
-            flag.store_as(Sem::Release(Scope::Sys), sequence);
-        });
-    }
-
-    /// The flag of `source` for this row, in the memory at `base`.
-    fn flag(&self, base: Global<u64>, source: Reg<u32>) -> Global<u32> {
-        let at = source.mad_wide(self.p.slot_rows, self.row.to_u64());
-        base.byte_at(self.p.flags_at).cast::<u32>().at64(at)
-    }
-
-    /// Warp 0: polls the saturated ranks' flags, one a lane.
-    fn wait_for_lists(&self, mask: Reg<u32>, sequence: Reg<u32>) {
-        let lane = self.t.lane;
-        let wanted = (mask >> lane) & 1;
-        let flag = self.flag(self.p.memory, lane.min(self.ranks() - 1));
-        let start = globaltimer();
-        repeat(|l| {
-            let here = Var::new(1u32);
-            when(wanted.ne(0), || {
-                // ORDER: the list that the flag releases.
-                here.set(flag.load_as(LoadMode::acquire(Scope::Sys)).eq(sequence).as_u32());
-            });
-            let ready = here.get().ne(0);
-            l.break_if(all(ready));
-            let expired = any((globaltimer() - start).gt(self.p.timeout_ns));
-            when(expired, || self.note_late(LATE_LIST, !ready, lane, sequence));
-            l.break_if(expired);
-        });
     }
 }

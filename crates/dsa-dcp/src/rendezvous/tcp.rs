@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::{PeerMemory, Rendezvous, RendezvousError, agree, check_len, deadline};
 use crate::error::DcpError;
-use wire::{MAGIC, ROUND, parse_round, parse_verdict, receive, round_header, send, verdict};
+use wire::{MAGIC, MESSAGE_MAX, ROUND, parse_round, parse_verdict, receive, round_header, send, verdict};
 
 /// Between two attempts at something that is not ready.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -236,7 +236,9 @@ fn host_round(
             ErrorKind::TimedOut => RendezvousError::Timeout { rank: 0, missing: peer, limit },
             _ => lost(peer, &error),
         })?;
-        let (theirs, deposit) = parse_round(&message).ok_or_else(|| garbled(peer))?;
+        // A rank that cannot take part says why.
+        let (theirs, deposit) =
+            parse_round(&message).ok_or_else(|| parse_verdict(&message).unwrap_or_else(|| garbled(peer)))?;
         if theirs != round {
             return Err(RendezvousError::OutOfStep { peer, ours: round, theirs });
         }
@@ -253,6 +255,7 @@ fn host_round(
         result.extend((deposit.len() as u32).to_le_bytes());
         result.extend(deposit);
     }
+    check_size(result.len())?;
     for (member, peer) in members.iter_mut().zip(1..) {
         send(member, &result, deadline + grace(limit)).map_err(|error| lost(peer, &error))?;
     }
@@ -265,7 +268,13 @@ fn member_round(
     bytes: &[u8],
     (deadline, limit): (Instant, Duration),
 ) -> Result<Vec<Vec<u8>>, RendezvousError> {
-    let sent = send(host, &[round_header(round), bytes.to_vec()].concat(), deadline);
+    let message = [round_header(round), bytes.to_vec()].concat();
+    if let Err(error) = check_size(message.len()) {
+        // Whoever is not told will see the connection end.
+        let _ = send(host, &verdict(&error), deadline);
+        return Err(error);
+    }
+    let sent = send(host, &message, deadline);
     // A host that has given up says why before it closes.
     let message = receive(host, deadline + grace(limit)).map_err(|error| match error.kind() {
         ErrorKind::TimedOut => RendezvousError::Timeout { rank, missing: 0, limit },
@@ -285,6 +294,14 @@ fn member_round(
         rest = after;
     }
     Ok(all)
+}
+
+/// A round's message, which holds some bytes besides the ranks' own, is not too long.
+fn check_size(bytes: usize) -> Result<(), RendezvousError> {
+    if bytes > MESSAGE_MAX {
+        return Err(RendezvousError::TooLarge { bytes, limit: MESSAGE_MAX });
+    }
+    Ok(())
 }
 
 /// Tells ranks why the group ends, and ends it.

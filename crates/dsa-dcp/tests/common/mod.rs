@@ -20,7 +20,7 @@ use dsa_dcp::merge::{MergeArgs, build as build_merge};
 use dsa_dcp::rendezvous::in_process;
 use dsa_dcp::{DcpError, Exchange, ExchangeMerge, ExchangeShape, Limits, MergeShape, MergeStep, Rendezvous};
 use dsa_kernels::Table;
-use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkArgs, LocalTopkStep, build as build_local};
+use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkArgs, LocalTopkShape, LocalTopkStep, build as build_local};
 use gpu::{Buffer, Device, Function, Graph, LaunchConfig, SimConfig, Stream};
 use parking_lot::Mutex;
 use ptx::{Kernel, KernelIr, Target};
@@ -124,7 +124,8 @@ pub struct Rank {
     pub device: Device,
     pub stream: Stream,
     pub exchange: Exchange,
-    pub local_topk: IndexerLocalTopk,
+    /// None if merges select by themselves.
+    pub local_topk: Option<IndexerLocalTopk>,
     pub merge: ExchangeMerge,
     sleeper: Function<SleepArgs>,
 }
@@ -153,14 +154,14 @@ impl Group {
 
     /// With kernels rewritten, if asked.
     pub fn new(spec: &Spec, devices: &[Device], local: Option<Rewrite<'_>>, merge: Option<Rewrite<'_>>) -> Group {
-        let mut local_topk =
-            build_local(&spec.exchange().local_topk().unwrap().with_foreign_logits(spec.foreign), Target::Sm90a)
-                .unwrap();
-        if let Some(rewrite) = local {
-            let mut ir = KernelIr::clone(local_topk.ir());
+        let local_topk = spec.exchange().local_topk().unwrap().map(|shape| {
+            let shape = shape.with_foreign_logits(spec.foreign);
+            let kernel = build_local(&shape, Target::Sm90a).unwrap();
+            let Some(rewrite) = local else { return (shape, kernel) };
+            let mut ir = KernelIr::clone(kernel.ir());
             rewrite(&mut ir);
-            local_topk = Kernel::<LocalTopkArgs>::from_ir(ir).unwrap();
-        }
+            (shape, Kernel::<LocalTopkArgs>::from_ir(ir).unwrap())
+        });
         let mut merged = build_merge(&spec.merge(), Target::Sm90a).unwrap();
         if let Some(rewrite) = merge {
             let mut ir = KernelIr::clone(merged.ir());
@@ -171,12 +172,14 @@ impl Group {
             in_process(spec.ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>).collect();
         let ranks = as_every_rank(spec.ranks, |rank| {
             let device = devices[rank].clone();
-            let shape = spec.exchange().local_topk().unwrap().with_foreign_logits(spec.foreign);
+            let load = |(shape, kernel): &(LocalTopkShape, Kernel<LocalTopkArgs>)| {
+                IndexerLocalTopk::from_kernel(&device, *shape, kernel).unwrap()
+            };
             Rank {
                 stream: device.stream().unwrap(),
                 exchange: Exchange::with_limits(&device, members[rank].clone(), spec.exchange(), spec.limits())
                     .unwrap(),
-                local_topk: IndexerLocalTopk::from_kernel(&device, shape, &local_topk).unwrap(),
+                local_topk: local_topk.as_ref().map(load),
                 merge: ExchangeMerge::from_kernel(&device, spec.merge(), &merged).unwrap(),
                 sleeper: sleeper(&device),
                 device,
@@ -191,14 +194,23 @@ impl Group {
         sleeper.launch(stream, LaunchConfig::new(1).overlap(true), &SleepArgs { ms: SLEEP_MS })
     }
 
+    /// Launches the local top-k of `rank`, if the exchange has one.
+    pub fn select(&self, layer: &Layer, rank: usize) -> Result<(), DcpError> {
+        let Rank { stream, exchange, local_topk, .. } = &self.ranks[rank];
+        if let Some(local_topk) = local_topk {
+            local_topk.launch(stream, &layer.local_step(rank, Some(exchange)))?;
+        }
+        Ok(())
+    }
+
     /// As [`launch`](Group::launch) with one rank asleep before its local top-k, or between it and the merge: the others
     /// run ahead as far as the protocol lets them.
     pub fn launch_skewed(&self, layer: &Layer, slow: usize, between: bool) -> Result<(), DcpError> {
-        for (rank, Rank { stream, exchange, local_topk, .. }) in self.ranks.iter().enumerate() {
+        for rank in 0..self.ranks.len() {
             if rank == slow && !between {
                 self.sleep(rank)?;
             }
-            local_topk.launch(stream, &layer.local_step(rank, Some(exchange)))?;
+            self.select(layer, rank)?;
             if rank == slow && between {
                 self.sleep(rank)?;
             }
@@ -211,10 +223,7 @@ impl Group {
 
     /// Launches a call on `ranks`. The local top-k of all first: ranks that share a GPU may share its launch queues.
     pub fn launch_on(&self, layer: &Layer, ranks: &[usize]) -> Result<(), DcpError> {
-        for &rank in ranks {
-            let Rank { stream, exchange, local_topk, .. } = &self.ranks[rank];
-            local_topk.launch(stream, &layer.local_step(rank, Some(exchange)))?;
-        }
+        ranks.iter().try_for_each(|&rank| self.select(layer, rank))?;
         for &rank in ranks {
             let Rank { stream, exchange, merge, .. } = &self.ranks[rank];
             merge.launch(stream, exchange, &layer.merge_step(rank))?;
@@ -281,10 +290,10 @@ impl Group {
 
     /// A call on one rank as a graph.
     pub fn capture(&self, layers: &[&Layer], rank: usize) -> Graph {
-        let Rank { stream, exchange, local_topk, merge, .. } = &self.ranks[rank];
+        let Rank { stream, exchange, merge, .. } = &self.ranks[rank];
         Graph::capture(stream, |stream| {
             for layer in layers {
-                local_topk.launch(stream, &layer.local_step(rank, Some(exchange))).unwrap();
+                self.select(layer, rank).unwrap();
                 merge.launch(stream, exchange, &layer.merge_step(rank)).unwrap();
             }
             Ok(())
@@ -425,7 +434,7 @@ impl Layer {
             length_max: self.spec.exchange().local_len_max(),
             out: buffers.b_rows.as_view(),
             counts: buffers.counts.as_view(),
-            push: exchange.map(Exchange::push),
+            push: exchange.and_then(Exchange::push),
         }
     }
 
@@ -456,8 +465,11 @@ impl Layer {
         }
     }
 
-    /// Which rows need a second round.
+    /// Which rows need a second round: none of a direct exchange.
     pub fn rescued(&self) -> Vec<bool> {
+        if self.spec.exchange().is_direct() {
+            return vec![false; self.total()];
+        }
         let Spec { n, topk, .. } = self.spec;
         let rescued = |row: usize| {
             let dealt: Vec<_> = (0..self.spec.ranks).map(|rank| self.dealt(row, rank)).collect();

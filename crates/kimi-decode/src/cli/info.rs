@@ -41,7 +41,7 @@ pub fn run(stdout: &mut impl Write) -> Result<(), Failure> {
     for device in &devices {
         let path = format!("index --dcp on {}", short_name(device.info()));
         let shape = StepShape { rows: 320, q: 1 };
-        match FusedIndexer::supports_sharded(device, &DEPLOYED_DCP, 8, &DEPLOYED_LAYER, 512, shape) {
+        match FusedIndexer::supports_sharded(device, &DEPLOYED_DCP, 8, &DEPLOYED_LAYER, Some(512), shape) {
             Ok(()) => writeln!(stdout, "  {path:<28} runs: 1 to 16 ranks, pushes where they map each other's memory")?,
             Err(reason) => writeln!(stdout, "  {path:<28} does not run: {reason}")?,
         }

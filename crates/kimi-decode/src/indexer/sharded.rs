@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dsa_dcp::gathered::{GatheredStep, GatheredTopk};
-use dsa_dcp::{ExchangeMerge, MergeShape, MergeStep};
+use dsa_dcp::{ExchangeMerge, MergeShape, MergeStep, Rounds, recommended_local_topk};
 use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkShape, LocalTopkStep};
 use dsa_kernels::score::{IndexerScore, KeyCache, ScoreOutput, ScoreStep};
 use gpu::{Device, Stream, View};
@@ -24,8 +24,9 @@ pub struct DcpIndexerConfig<'a> {
     /// The layer's indexer cache on this rank: its tokens in order of their local indices. It must stay in place for as long
     /// as steps run.
     pub keys: View<'a, u8>,
-    /// Keys that each rank sends of a row, a multiple of 128 below the top-k.
-    pub local_topk: usize,
+    /// Keys that each rank sends of a row, a multiple of 128 below the top-k; if not given, as many as
+    /// [`recommended_local_topk`] says. Equal on every rank.
+    pub local_topk: Option<usize>,
     /// Every shape that will be run; all of it is compiled here.
     pub shapes: &'a [StepShape],
     /// Those of `shapes` whose merge must not let its successor start early, because that reads the rows without waiting
@@ -55,6 +56,7 @@ pub struct Packed<'a> {
 pub struct Sharded {
     scratch: Arc<DcpScratch>,
     local_topk: usize,
+    rounds: Rounds,
     plans: Vec<Plan>,
 }
 
@@ -69,8 +71,15 @@ struct Plan {
 
 /// How the shape's candidates are exchanged.
 enum Path {
-    Push { topk: IndexerLocalTopk, merge: ExchangeMerge },
-    Gather { topk: GatheredTopk, merge: ExchangeMerge },
+    /// Without a local top-k if merges select by themselves.
+    Push {
+        topk: Option<IndexerLocalTopk>,
+        merge: ExchangeMerge,
+    },
+    Gather {
+        topk: GatheredTopk,
+        merge: ExchangeMerge,
+    },
 }
 
 impl std::fmt::Debug for FusedIndexer<Sharded> {
@@ -95,7 +104,7 @@ impl FusedIndexer<Sharded> {
         scratch: &DcpSpec,
         ranks: usize,
         layer: &LayerSpec,
-        local_topk: usize,
+        local_topk: Option<usize>,
         shape: StepShape,
     ) -> Result<(), Error> {
         check_layer(device, layer, shape)?;
@@ -110,6 +119,7 @@ impl FusedIndexer<Sharded> {
         layer.pitched_score_shape(shape)?;
         let own = scratch.validate(ranks)?;
         let (topk, context) = (scratch.topk, scratch.context_len_max);
+        let local_topk = chosen(local_topk, ranks, topk)?;
         let exchange = dsa_dcp::ExchangeShape::new(own, shape.rows.max(1), local_topk, topk, context)?;
         MergeShape::new(exchange, shape.q, layer.kv_page)?;
         Ok(())
@@ -139,9 +149,11 @@ impl FusedIndexer<Sharded> {
         expect_device(device, "indexer cache", keys.device())?;
         let kv = layer.kv()?;
         let keys = KeyCache::new(device, &keys, layer.index_cache()?)?;
+        let local_topk = chosen(local_topk, scratch.ownership().ranks(), layer.topk)?;
         set_up(scratch, local_topk, shapes)?;
 
         let one_row = scratch.shape(local_topk, 1)?;
+        let rounds = one_row.rounds();
         let mut plans: Vec<Plan> = Vec::with_capacity(shapes.len());
         for &shape in shapes {
             if plans.iter().any(|plan| plan.shape == shape) {
@@ -152,7 +164,7 @@ impl FusedIndexer<Sharded> {
             let pack = kernels.local_topk(device, LocalTopkShape::new(local_topk, layer.topk)?)?;
             let path = match scratch.transport(shape.rows) {
                 Ok(Transport::Push) => Ok(Path::Push {
-                    topk: kernels.local_topk(device, one_row.local_topk()?)?,
+                    topk: one_row.local_topk()?.map(|shape| kernels.local_topk(device, shape)).transpose()?,
                     merge: kernels.merge(device, merge)?,
                 }),
                 Ok(Transport::Gather) => {
@@ -164,7 +176,7 @@ impl FusedIndexer<Sharded> {
             };
             plans.push(Plan { shape, score: kernels.score(device, layer.pitched_score_shape(shape)?)?, pack, path });
         }
-        Ok(FusedIndexer { layer, keys, kv, ids, form: Sharded { scratch: scratch.clone(), local_topk, plans } })
+        Ok(FusedIndexer { layer, keys, kv, ids, form: Sharded { scratch: scratch.clone(), local_topk, rounds, plans } })
     }
 
     /// The scratch that holds the outputs.
@@ -175,6 +187,11 @@ impl FusedIndexer<Sharded> {
     /// Keys that each rank sends of a row.
     pub fn local_topk(&self) -> usize {
         self.form.local_topk
+    }
+
+    /// How many rounds its rows take.
+    pub fn rounds(&self) -> Rounds {
+        self.form.rounds
     }
 
     /// Whether [`run_dcp`](FusedIndexer::run_dcp) serves steps of `shape`, and, if not, why: every planned shape, however
@@ -247,8 +264,10 @@ impl FusedIndexer<Sharded> {
         let local = self.local_step(&packed, step, checked.length_max);
         match path {
             Path::Push { topk, .. } => {
-                let exchange = self.form.scratch.pushed(self.form.local_topk).expect("set up with the plan");
-                topk.launch(stream, &LocalTopkStep { push: Some(exchange.push()), ..local })?;
+                if let Some(topk) = topk {
+                    let exchange = self.form.scratch.pushed(self.form.local_topk).expect("set up with the plan");
+                    topk.launch(stream, &LocalTopkStep { push: exchange.push(), ..local })?;
+                }
             }
             Path::Gather { topk, .. } => {
                 let exchange = self.form.scratch.gathered(self.form.local_topk).expect("set up with the plan");
@@ -380,6 +399,11 @@ impl FusedIndexer<Sharded> {
             ids: ids.map(|ids| ids.view(..slots)).transpose()?,
         })
     }
+}
+
+/// The local top-N asked for, or the one to choose.
+fn chosen(local_topk: Option<usize>, ranks: usize, topk: usize) -> Result<usize, dsa_core::ShapeError> {
+    local_topk.map_or_else(|| recommended_local_topk(ranks, topk), Ok)
 }
 
 /// Sets up what the shapes need, in an order that is the same on every rank.

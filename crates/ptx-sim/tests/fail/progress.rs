@@ -119,3 +119,22 @@ fn a_bounded_poll_runs_out_in_simulated_time() {
     });
     check(&k, 3, |_| 1, 96);
 }
+
+#[test]
+fn a_warp_that_was_divided_when_it_first_polled_lets_time_pass_all_the_same() {
+    let k = kernel(32, |p| {
+        let start = globaltimer();
+        // The lanes leave this one after another, right after the timer was read.
+        let rounds = Var::new(Reg::<u32>::from(0));
+        while_(|| rounds.get().lt(lane_index()), || rounds.add(1u32));
+        let late = Var::new(Reg::<u32>::from(0));
+        repeat(|l| {
+            let seen = p.src.load_as(LoadMode::relaxed(Scope::Sys));
+            l.break_if(seen.ne(0u32));
+            when((globaltimer() - start).gt(2_000_000_000u64), || late.set(Reg::from(1u32)));
+            l.break_if(late.get().ne(0u32));
+        });
+        p.out.at(cta_index().mad(32, lane_index())).store(late.get());
+    });
+    check(&k, 3, |_| 1, 96);
+}

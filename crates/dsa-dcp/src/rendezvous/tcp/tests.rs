@@ -166,6 +166,32 @@ fn ranks_out_of_step_are_told_so() {
 }
 
 #[test]
+fn deposits_that_are_too_large_are_refused_by_their_size_on_every_rank() {
+    const LIMIT_BYTES: usize = 16 << 20;
+    // One rank's alone; the host's alone; all together.
+    for sizes in [[0, LIMIT_BYTES, 0], [LIMIT_BYTES, 0, 0], [LIMIT_BYTES / 2 - 100; 3]] {
+        let members = group(3);
+        let errors: Vec<_> = std::thread::scope(|scope| {
+            let calls: Vec<_> = (members.iter().zip(sizes))
+                .map(|(member, size)| scope.spawn(move || member.all_gather(&vec![7; size], LIMIT).unwrap_err()))
+                .collect();
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
+        });
+        for error in errors {
+            let RendezvousError::TooLarge { bytes, limit: LIMIT_BYTES } = error else { panic!("{error:?}") };
+            assert!(bytes > LIMIT_BYTES && bytes <= sizes.iter().sum::<usize>() + 100, "{bytes} of {sizes:?}");
+        }
+    }
+    let fits = vec![7; LIMIT_BYTES / 2 - 100];
+    let members = group(2);
+    std::thread::scope(|scope| {
+        for member in &members {
+            scope.spawn(|| assert_eq!(member.all_gather(&fits, LIMIT).unwrap(), [&fits[..]; 2]));
+        }
+    });
+}
+
+#[test]
 fn verdicts_survive_the_wire() {
     let text = || "text".to_string();
     for error in [
@@ -178,6 +204,7 @@ fn verdicts_survive_the_wire() {
         RendezvousError::OutOfStep { peer: 1, ours: u64::MAX, theirs: 0 },
         RendezvousError::Lost { peer: 1, reason: text() },
         RendezvousError::Address { address: text(), reason: text() },
+        RendezvousError::TooLarge { bytes: 1 << 25, limit: 1 << 24 },
     ] {
         assert_eq!(decode(&encode(&error)), Some(error));
     }

@@ -19,7 +19,7 @@ pub(super) const MAGIC: &[u8; 8] = b"dsa-dcp1";
 pub(super) const ROUND: u8 = 1;
 pub(super) const VERDICT: u8 = 2;
 /// No message is longer: what is deposited are handles and numbers.
-const MESSAGE_MAX: usize = 16 << 20;
+pub(super) const MESSAGE_MAX: usize = 16 << 20;
 
 /// The start of a deposit or a result.
 pub(super) fn round_header(round: u64) -> Vec<u8> {
@@ -57,6 +57,7 @@ pub(super) fn encode(error: &RendezvousError) -> Vec<u8> {
         OutOfStep { peer, ours, theirs } => (6, [*peer as u64, *ours, *theirs], [""; 2]),
         Lost { peer, reason } => (7, [*peer as u64, 0, 0], [reason, ""]),
         Address { address, reason } => (8, [0; 3], [address, reason]),
+        TooLarge { bytes, limit } => (9, [*bytes as u64, *limit as u64, 0], [""; 2]),
     };
     let mut bytes = vec![tag];
     numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
@@ -91,6 +92,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<RendezvousError> {
         6 => OutOfStep { peer: a, ours: n[1], theirs: n[2] },
         7 => Lost { peer: a, reason: first },
         8 => Address { address: first, reason: second },
+        9 => TooLarge { bytes: a, limit: b },
         _ => return None,
     })
 }

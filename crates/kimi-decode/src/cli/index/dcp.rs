@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use dsa_core::oracle::merge::owned_rows;
 use dsa_core::{DecodeStep, Ownership};
 use dsa_dcp::rendezvous::in_process;
+use dsa_dcp::{Rounds, recommended_local_topk};
 use gpu::{Device, Stream};
 use kimi_decode::Transport;
 use kimi_decode::check::Answer;
@@ -41,8 +42,6 @@ pub struct Sharding {
     pub transport: Option<Transport>,
 }
 
-/// The largest local top-N that is chosen without being asked for: the deployed one.
-const LOCAL_TOPK: usize = 512;
 /// Ranks that share a GPU have a launch queue each; it has as many by default.
 const RANKS_PER_GPU: usize = 8;
 
@@ -68,8 +67,10 @@ impl Sharding {
                 "--dcp: top-k {topk} leaves no local top-N: a multiple of {multiple} below it is needed"
             )));
         }
-        let half = (step.topk / 2 / multiple * multiple).clamp(multiple, largest);
-        let local_topk = topn.unwrap_or(half.min(LOCAL_TOPK));
+        let local_topk = match topn {
+            Some(n) => n,
+            None => recommended_local_topk(ranks, step.topk).map_err(|error| unusable("--dcp", error))?,
+        };
         if local_topk == 0 || !local_topk.is_multiple_of(multiple) || local_topk > largest {
             return Err(Failure::Unusable(format!(
                 "--topn: found {local_topk}, needed a multiple of {multiple} in {multiple}..={largest}, below the step's top-k"
@@ -116,6 +117,7 @@ pub struct DcpAnswer {
     logits: Vec<Vec<u16>>,
     sharding: Sharding,
     transport: Option<Transport>,
+    rounds: Rounds,
     /// What the step took.
     pub time: StepTime,
 }
@@ -137,7 +139,7 @@ pub fn launch(devices: &[Device], file: &StepFile, sharding: Sharding) -> Result
     }
     if transport.is_some() {
         ranks.iter().try_for_each(Rank::merge)?;
-        ranks.iter().try_for_each(Rank::check)?;
+        check_all(&ranks)?;
     }
     let mut time = StepTime::Simulator(start.elapsed());
     if !devices[0].info().simulated {
@@ -178,7 +180,7 @@ pub fn launch_around(
     let graphs = ranks.iter().enumerate().map(capture).collect::<Result<Vec<_>, _>>()?;
     let start = Instant::now();
     ranks.iter().zip(&graphs).try_for_each(|(rank, graph)| rank.replay(graph))?;
-    ranks.iter().try_for_each(Rank::check)?;
+    check_all(&ranks)?;
     let time = match devices[0].info().simulated {
         true => StepTime::Simulator(start.elapsed()),
         false => StepTime::Device(rank::replay_time_of(&ranks, &graphs)?),
@@ -202,7 +204,16 @@ fn collect(
     };
     let outputs = ranks.iter().map(Rank::outputs).collect::<Result<Vec<_>, _>>()?;
     let [ids, rows, counts] = [0, 1, 2].map(|which| outputs.iter().map(|outputs| outputs[which].clone()).collect());
-    Ok(DcpAnswer { ids, rows, counts, logits: (0..file.step.rows).map(row).collect(), sharding, transport, time })
+    Ok(DcpAnswer {
+        ids,
+        rows,
+        counts,
+        logits: (0..file.step.rows).map(row).collect(),
+        sharding,
+        transport,
+        rounds: ranks[0].rounds(),
+        time,
+    })
 }
 
 /// `body` for every rank at once, each in a thread of its own.
@@ -215,7 +226,22 @@ fn on_every<T: Sync, R: Send>(
         let threads: Vec<_> = all.iter().enumerate().map(|(rank, one)| scope.spawn(move || body(rank, one))).collect();
         threads.into_iter().map(|thread| thread.join().expect("the thread's panic was reported")).collect()
     });
-    results.into_iter().collect()
+    all_or_cause(results)
+}
+
+/// What every rank has, or why one failed: rather a rank's own failure than that it waited in vain for another.
+fn all_or_cause<R>(results: Vec<Result<R, Failure>>) -> Result<Vec<R>, Failure> {
+    let is_cause = |result: &Result<R, Failure>| !matches!(result, Ok(_) | Err(Failure::RankLate(_)));
+    let cause = results.iter().position(is_cause);
+    match cause {
+        Some(rank) => results.into_iter().skip(rank).take(1).collect(),
+        None => results.into_iter().collect(),
+    }
+}
+
+/// Waits for every rank's step.
+fn check_all(ranks: &[Rank]) -> Result<(), Failure> {
+    all_or_cause(ranks.iter().map(Rank::check).collect()).map(drop)
 }
 
 impl DcpAnswer {
@@ -283,10 +309,43 @@ impl DcpAnswer {
             own.ranks(),
             own.interleave()
         )?;
+        writeln!(stdout, "rounds      {}", self.rounds)?;
         writeln!(
             stdout,
             "exact       every rank's ids, and all logits, equal those of one rank alone; its rows are those of its own ids"
         )?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(results: Vec<Result<usize, Failure>>) -> String {
+        match all_or_cause(results) {
+            Err(Failure::Unusable(line) | Failure::RankLate(line) | Failure::Mismatch(line)) => line,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_rank_s_own_failure_is_reported_rather_than_those_that_waited_for_it() {
+        let late = |rank: usize| Err(Failure::RankLate(format!("rank {rank} waited in vain")));
+        let cause = || Err(Failure::Unusable("no memory".into()));
+        assert_eq!(failed(vec![late(0), late(1), cause(), late(3)]), "no memory");
+        assert_eq!(failed(vec![Ok(0), late(1), late(2)]), "rank 1 waited in vain");
+        assert_eq!(failed(vec![cause(), Ok(1)]), "no memory");
+        assert_eq!(all_or_cause(vec![Ok(4), Ok(5)]).unwrap(), [4, 5]);
+    }
+
+    #[test]
+    fn what_waited_in_vain_is_told_from_what_failed() {
+        use dsa_dcp::{DcpError, RendezvousError};
+        let failure = |error: DcpError| Failure::from(kimi_decode::Error::from(error));
+        let timeout = RendezvousError::Timeout { rank: 0, missing: 1, limit: std::time::Duration::from_secs(1) };
+        assert!(matches!(failure(timeout.into()), Failure::RankLate(_)));
+        assert!(matches!(failure(RendezvousError::Abandoned { by: 1 }.into()), Failure::RankLate(_)));
+        assert!(matches!(failure(DcpError::RowsOutOfRange { rows: 0, max: 1 }), Failure::Unusable(_)));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dsa_core::DecodeStep;
 use dsa_dcp::rendezvous::InProcess;
-use dsa_dcp::{AllGather, Limits};
+use dsa_dcp::{AllGather, Limits, Rounds};
 use gpu::{Buffer, Device, Graph, Stream, View};
 use kimi_decode::step_file::StepFile;
 use kimi_decode::{
@@ -56,7 +56,7 @@ impl Rank {
                 ..layer_of(file)
             },
             keys: inputs.keys(),
-            local_topk: sharding.local_topk,
+            local_topk: Some(sharding.local_topk),
             shapes: &[shape_of(step)],
             hold: &[],
             ids: true,
@@ -78,6 +78,11 @@ impl Rank {
     /// How candidates get from rank to rank.
     pub fn transport(&self) -> Result<Transport, Failure> {
         Ok(self.indexer.exchanges(self.shape())?)
+    }
+
+    /// How many rounds its rows take.
+    pub fn rounds(&self) -> Rounds {
+        self.indexer.rounds()
     }
 
     /// The step, its ends from the global ones.
