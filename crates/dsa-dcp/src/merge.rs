@@ -12,13 +12,18 @@
 //! key, which is not above `k`; a saturated rank sends every key that can be selected. Every rank computes the same `k` and
 //! so the same saturated ranks. Each of these has N keys among the first K - 1, so there are at most (K - 1) / N.
 //!
+//! Where W N <= K, every rank of N keys or more but one would be saturated in every row. Few such ranks do without round 1
+//! ([`ExchangeShape::is_direct`]): the merge selects its rank's first K keys itself, pushes them as its words, and selects
+//! from everybody's; no local top-k runs before it.
+//!
 //! # Layout
 //! [`layout`](crate::layout), [`ll_slot`](dsa_core::layout::ll_slot), [`b_row`](dsa_core::layout::b_row).
 //!
 //! # Algorithm
 //! 1. Poll this row's words into shared memory. Each 8-byte half carries its call's epoch.
 //! 2. Radix select of `k`: two digits of 8 bits of the key's order16, then the ids of the keys that tie with it.
-//! 3. If ranks are saturated: each pushes the B' row of its first K keys and then a flag; everybody selects again.
+//! 3. If ranks are saturated: each pushes the B' row of its first K keys, as pairs that carry the row's sequence; everybody
+//!    counts them as they arrive, and selects again.
 //! 4. This rank's selected keys lie in its own B' row in two ascending runs: merged by counting, they are the rows. Only a
 //!    kernel that also writes all ids needs more: a bitmap over the ids, whose prefix counts give each its place.
 //!
@@ -34,14 +39,17 @@
 //! words are read *and* after the wait: the next local top-k must not overtake this one's push. Two parities of slots
 //! suffice: a peer pushes call n + 2 after it merged n + 1, for which it needed this rank's push of n + 1, which followed
 //! this rank's merge of n. For the same reason there is one set of rescue lists: a peer overwrites a list of call n once
-//! it has this rank's words of a later call. A list is released by a flag and acquired by a poll at system scope; lists and
-//! words are read and written by strong accesses only.
+//! it has this rank's words of a later call. Words and lists are written and read by relaxed accesses at system scope, whose
+//! 8-byte halves each carry the epoch, or the sequence: no flag, no fence.
+//!
+//! A direct merge waits for its dependencies first: it reads the logits. Its lists lie in the two parities of slots, for the
+//! same reason as words do.
 //!
 //! Polls are uniform over a warp and bounded. When time runs out the kernel notes who is late, leaves empty outputs, and
 //! ends; the exchange then pushes and merges nothing until it is reset, and its other ranks run out of time in turn.
 //!
-//! Rows of different ranks wait for each other only in step 3, for rows with the same number; CTAs start in the order
-//! of rows, so the lowest unfinished row is resident everywhere.
+//! Rows of different ranks wait for each other only in step 3, or in a direct merge, for rows with the same number; CTAs start
+//! in the order of rows, so the lowest unfinished row is resident everywhere.
 //!
 //! # Bound
 //! Latency: one link crossing, then some ten barriers and four passes over W N words in shared memory. Bytes: [`cost`].
