@@ -117,7 +117,8 @@ mod tests {
         assert_eq!([rounds(2, 512, 2048), rounds(2, 1024, 2048), rounds(4, 512, 2048)], [Rounds::One; 3]);
         assert_eq!(rounds(8, 256, 2048), Rounds::Two);
         assert_eq!(rounds(8, 384, 2048), Rounds::SeldomTwo);
-        assert_eq!(rounds(3, 768, 2048), Rounds::OftenTwo);
+        // 341.3 + 4 x 16.9.
+        assert_eq!(rounds(6, 384, 2048), Rounds::OftenTwo);
         assert_eq!(rounds(2, 1152, 2048), Rounds::SeldomTwo);
     }
 }
