@@ -73,8 +73,8 @@ fn declared_args(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn every_kernel_is_assembled() {
-    // `assembly.rs` packs each kind of arguments, and fails if no specialisation that it assembles takes them.
-    let assembly = fs::read_to_string(workspace().join("tests/assembly.rs")).unwrap();
+    // `assembly/arguments.rs` packs each kind of arguments, and fails if no specialisation that it assembles takes them.
+    let assembly = fs::read_to_string(workspace().join("tests/assembly/arguments.rs")).unwrap();
     let mut kernels = 0;
     for (name, path) in crates() {
         for source in sources(&path.join("src")) {
@@ -82,7 +82,7 @@ fn every_kernel_is_assembled() {
             for args in declared_args(&text) {
                 assert!(
                     assembly.contains(&format!("{args} {{")),
-                    "{}: tests/assembly.rs knows no kernel of {name} that takes {args}",
+                    "{}: tests/assembly/arguments.rs knows no kernel of {name} that takes {args}",
                     source.display()
                 );
                 kernels += 1;
