@@ -32,6 +32,7 @@ enum Command {
     Query(query::QueryArgs),
     Step(step::StepArgs),
     Ptx(ptx::PtxArgs),
+    /// Say which devices are here, what runs on them, and why not the rest
     Info,
 }
 
