@@ -363,18 +363,19 @@ fn crossing(bins: &[u32], need: u32) -> (u32, u32) {
     unreachable!("need is at most the total")
 }
 
-/// Keys that crowd few bins, or spread over all.
+/// Digits that crowd few bins, or spread over all.
 fn crowd(seed: u64, n: usize) -> Vec<u32> {
     let mut rng = SplitMix64::new(seed);
-    let spread = [1u64, 3, 40, 2048][seed as usize % 4];
-    let first = rng.next_u64() % (2049 - spread);
-    (0..n).map(|_| (((first + rng.next_u64() % spread) << 5) | (rng.next_u64() % 32)) as u32).collect()
+    let bins = u64::from(WARP_BINS);
+    let spread = [1, 3, 40, bins][seed as usize % 4];
+    let first = rng.next_u64() % (bins + 1 - spread);
+    (0..n).map(|_| (first + rng.next_u64() % spread) as u32).collect()
 }
 
 #[test]
 fn one_warp_finds_the_crossing_of_256_bins() {
     for round in 0..8 {
-        let keys: Vec<u32> = crowd(round, 1024).into_iter().map(|key| (key >> 8) & (WARP_BINS - 1)).collect();
+        let keys = crowd(round, 1024);
         let mut bins = vec![0u32; WARP_BINS as usize];
         keys.iter().for_each(|key| bins[*key as usize] += 1);
         for need in [1, 2, 341, 1023, 1024, 1025, u32::MAX] {
