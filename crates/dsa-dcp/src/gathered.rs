@@ -47,7 +47,8 @@ pub struct GatheredStep<'a> {
     pub row_ends: View<'a, i32>,
     /// The longest row that score was given.
     pub length_max: usize,
-    /// int32 `[rows]`: keys sent of each row, at most N, or K if the exchange is direct; output. Its length gives the rows, equal on every rank.
+    /// int32 `[rows]`: keys sent of each row, at most N, or K if the exchange is direct; output. Its length gives the rows,
+    /// equal on every rank.
     pub counts: View<'a, i32>,
 }
 
@@ -194,7 +195,7 @@ impl GatheredExchange {
         if rows > shape.rows() {
             return Err(DcpError::RowsOutOfRange { rows, max: shape.rows() });
         }
-        let first = if shape.is_direct() { 0 } else { rows * shape.words().words() };
+        let first = rows * first_words(shape);
         let lists = rows * shape.list().words();
         let part = sent.as_view().cast::<u32>()?;
         let local = |out, counts| LocalTopkStep {
@@ -275,6 +276,10 @@ impl GatheredExchange {
 
 /// 32-bit words of a rank's part of a call of `rows` rows.
 pub(crate) fn part_words(shape: &ExchangeShape, rows: usize) -> usize {
-    let first = if shape.is_direct() { 0 } else { shape.words().words() };
-    rows * (first + shape.list().words())
+    rows * (first_words(shape) + shape.list().words())
+}
+
+/// Words of a row's first N keys, which a direct exchange does not send.
+fn first_words(shape: &ExchangeShape) -> usize {
+    if shape.is_direct() { 0 } else { shape.words().words() }
 }

@@ -9,7 +9,7 @@
 //!
 //! | field | words | dtype | count | align | written by | read by |
 //! |---|---|---|---|---|---|---|
-//! | what | 0 | u32: 0 works, 1 words late, 2 list late, 3 query late | 1 | 16 | merge, gather | local top-k, merge, query, gather, host |
+//! | what | 0 | u32: 0 works, 1 words late, 2 list late, 3 query late, 0x100 gather given up | 1 | 16 | merge, gather, host | local top-k, merge, query, gather, host |
 //! | row | 1 | u32: row, or the query's token | 1 | 4 | merge, gather | host |
 //! | rank | 2 | u32: who is late | 1 | 4 | merge, gather | host |
 //! | epoch | 3 | u32: what was expected; the query's call | 1 | 4 | merge, gather | host |
@@ -28,11 +28,10 @@ pub const STATUS_WORDS: usize = 4;
 pub const LATE_WORDS: u32 = 1;
 /// `what` of a list that is late.
 pub const LATE_LIST: u32 = 2;
-/// `what` of a gather that the host gave up on; it knows no row and no rank.
-pub const LATE_GATHER: u32 = 0x100;
-
 /// `what` of query rows that are late.
 pub const LATE_QUERY: u32 = 3;
+/// `what` of a gather that the host gave up on; it knows no row and no rank.
+pub const LATE_GATHER: u32 = 0x100;
 
 /// Byte offsets of the shared fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
