@@ -3,8 +3,9 @@
 //!
 //! Every rank's [local top-k](dsa_kernels::local_topk) pushes its first N keys of a row to every rank
 //! ([`Exchange`]); [`ExchangeMerge`] then picks the first K of all, asks the ranks that may still hide some for more, and
-//! writes the KV rows that this rank owns. Where even all ranks' first N are too few, it selects and pushes each rank's first K
-//! by itself; [`recommended_local_topk`] says which N seldom needs either. The ids equal those of a single rank that holds the whole context.
+//! writes the KV rows that this rank owns. Where even all ranks' first N are too few, few ranks do without a local top-k: the
+//! merge selects and pushes its rank's first K by itself. [`recommended_local_topk`] says which N seldom needs either. The ids
+//! equal those of a single rank that holds the whole context.
 //!
 //! The query of the attention that follows has heads on every rank; the [`QueryMailbox`] brings them to every rank.
 //!

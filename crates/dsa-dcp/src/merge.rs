@@ -12,7 +12,7 @@
 //! key, which is not above `k`; a saturated rank sends every key that can be selected. Every rank computes the same `k` and
 //! so the same saturated ranks. Each of these has N keys among the first K - 1, so there are at most (K - 1) / N.
 //!
-//! Where W N <= K, every rank of N keys or more but one would be saturated in every row. Few such ranks do without round 1
+//! Where W N <= K, every rank of N keys or more, but for one at most, would be saturated in every row. Few such ranks do without round 1
 //! ([`ExchangeShape::is_direct`]): the merge selects its rank's first K keys itself, pushes them as its words, and selects
 //! from everybody's; no local top-k runs before it.
 //!

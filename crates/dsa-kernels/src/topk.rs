@@ -9,10 +9,9 @@
 //!    the distance from the K-th top) gives the threshold and how many keys equal to it are taken, an ordered scan gives
 //!    every selected key its place.
 //!
-//! A CTA has registers for more vectors than K where K is small: then more rows need no list. Nor do they where the CTAs of a
-//! cluster share the row: each holds its part, and lists are dealt to them by place, so that each has K over their number
-//! whatever the row looks like. Every CTA sends its 256 counts of a
-//! digit to every other.
+//! A CTA has registers for more vectors than K where K is small: then longer rows need no list either. Several CTAs of a
+//! cluster may share a row: each holds its part and sends its 256 counts of a digit to all. Listed vectors are dealt to them by
+//! place, so that each has K over their number, wherever in the row they lie.
 
 mod cluster;
 mod places;
@@ -187,9 +186,9 @@ impl RowTopk {
         row.length.min(*k)
     }
 
-    /// Writes the ids of the K first keys of a row of more in ascending order. All threads call it after the barrier that
+    /// Writes the ids of the K first keys of a row of more in ascending order; `start` is called before the row is read.
+    /// Returns which places of the K are this CTA's, none if all are. All threads call it after the barrier that
     /// [`clear`](RowTopk::clear) needs. Ends with a CTA barrier.
-    /// `start` is called before the row is read. Returns which places of the K are this CTA's, all if there is no other.
     pub fn write_ids(&self, row: Row, start: impl FnOnce()) -> Option<Slice> {
         self.search(row, start, true).slice
     }
@@ -366,8 +365,9 @@ impl RowTopk {
 struct Pass<'a> {
     run: &'a Run,
     rounds: Reg<u32>,
-    /// Octets of 16 bytes, from `from` on.
+    /// Octets of 16 bytes that are this CTA's.
     total: Reg<u32>,
+    /// Where the first octet of all CTAs lies.
     from: Global<u32>,
     over_tops: Pred,
     /// The list says which octets.

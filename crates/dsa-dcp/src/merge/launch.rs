@@ -125,7 +125,8 @@ impl ExchangeMerge {
         Ok(self.function.launch(stream, LaunchConfig::new(rows), &args)?)
     }
 
-    /// Checks a step against the kernel and an exchange of `shape` on the device `exchange`; the arguments that do not depend on the latter's memory.
+    /// Checks a step against the kernel and an exchange of `shape` on the device `exchange`; the arguments that do not depend
+    /// on the latter's memory.
     fn check(
         &self,
         exchange: &Device,

@@ -186,7 +186,8 @@ impl Run {
     }
 
     /// Counts the keys above `low` by their distance from it; the last bin holds all that are further away, and bin 0, of
-    /// which no more than is missing counts, all others that are looked at. Made for octets of which only the largest keys, if any, are above.
+    /// which no more than is missing counts, all others that are looked at. Made for octets of which only the largest keys, if
+    /// any, are above.
     pub(super) fn count_from(&self, low: Reg<u32>, bins: SharedArray<u32>) {
         let low = both_halves(low);
         let limit = both_halves(Reg::from(WARP_BINS - 1));

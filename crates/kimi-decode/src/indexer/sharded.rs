@@ -131,8 +131,8 @@ impl FusedIndexer<Sharded> {
     ///
     /// # Errors
     /// As [`FusedIndexer::supports_sharded`]; [`Error::NotPlanned`] for a `hold` that is no shape; a cache that is too short,
-    /// misaligned or of another device; [`DcpError::Captured`](dsa_dcp::DcpError::Captured) if an exchange had to grow that a graph has captured; ranks
-    /// that do not come or disagree; what the device refuses.
+    /// misaligned or of another device; [`DcpError::Captured`](dsa_dcp::DcpError::Captured) if an exchange had to grow that a
+    /// graph has captured; ranks that do not come or disagree; what the device refuses.
     pub fn sharded(config: DcpIndexerConfig<'_>) -> Result<Self, Error> {
         let DcpIndexerConfig { scratch, layer, keys, local_topk, shapes, hold, ids } = config;
         let (device, kernels) = (scratch.device(), &scratch.kernels);
