@@ -4,8 +4,8 @@
 //! `r` is on GPU `r % GPUs`. Words that have just arrived lie in the L2, so the inputs stay there. Examples of lines:
 //!
 //! ```text
-//! merge W=8 N=512 rows=64 | 5.29 us | floor 0.66 us, HBM 2.9 MB at 4.37 TB/s, 0.0 GFLOP | 0.12 of the roofline
-//! exchange+merge W=2 N=1152 rows=8 | 6.36 us
+//! merge W=8 N=512 rows=64 | 4.36 us | floor 0.66 us, HBM 2.9 MB at 4.37 TB/s, 0.0 GFLOP | 0.15 of the roofline
+//! exchange+merge W=2 N=1152 rows=8 | 4.79 us
 //! ```
 //!
 //! With two GPUs also NCCL's all-gather of the same rows and the same merge. Without a GPU it says so and times the simulator

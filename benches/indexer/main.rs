@@ -4,7 +4,7 @@
 //! shows the median, the floor and their ratio:
 //!
 //! ```text
-//! score b64_64k q=1 | 132.8 us | floor 126.7 us, HBM 553.6 MB at 4.37 TB/s | 0.95 of the roofline
+//! score b64_64k q=1 | 130.0 us | floor 128.9 us, HBM 563.3 MB at 4.37 TB/s | 0.99 of the roofline
 //! ```
 //!
 //! Without one it says so and times the simulator and the oracle on a tiny case instead. `cargo bench -- --test` runs each
@@ -12,7 +12,8 @@
 //! keeps the results; `BENCH_CLUSTER=1,2,4,8` times select with so many CTAs a row in turn, instead of the choice;
 //! `BENCH_PAUSE_MS=6` pauses before each sample, which keeps the card off its power limit; `BENCH_L2_MB=24` reserves that much of
 //! the L2 for the scratch ([`Device::reserve_l2`]); `BENCH_CARVEOUT=100` asks for that share of shared memory for both kernels
-//! ([`prefer_shared_memory`](gpu::Function::prefer_shared_memory)). `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_topk.py` is one).
+//! ([`prefer_shared_memory`](gpu::Function::prefer_shared_memory)). `BENCH_SERVE=1` answers requests of another program
+//! instead (`benches/compare_topk.py` is one).
 
 mod cases;
 #[path = "../common/mod.rs"]
