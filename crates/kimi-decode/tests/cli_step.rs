@@ -128,6 +128,16 @@ fn ranks_that_cannot_be_are_refused_and_nothing_is_written() {
 }
 
 #[test]
+fn a_step_without_its_query_says_how_to_give_it_one() {
+    let run = step(&fixture("index_exact"), &[]);
+    assert_eq!((run.code, run.stdout.as_str()), (2, ""));
+    for text in ["metadata heads: missing", "--query FILE takes the query's tensors from another file\n"] {
+        assert!(run.stderr.contains(text), "{}", run.stderr);
+    }
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+}
+
+#[test]
 fn one_file_may_hold_the_whole_step() {
     let run = changed("step-one-file", &[], |_| {});
     assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{}", run.stdout);

@@ -69,7 +69,10 @@ struct Done {
 pub fn run(args: &StepArgs, stdout: &mut impl Write) -> Result<(), Failure> {
     let query_path = args.query.as_ref().unwrap_or(&args.file);
     let index_file = StepFile::read(&args.file).map_err(Failure::unusable)?;
-    let query_file = QueryFile::read(query_path).map_err(Failure::unusable)?;
+    let query_file = QueryFile::read(query_path).map_err(|error| match args.query {
+        Some(_) => Failure::unusable(error),
+        None => Failure::Unusable(format!("{error}; --query FILE takes the query's tensors from another file")),
+    })?;
     let rows = index_file.step.rows;
     if rows == 0 || rows > query_file.tokens {
         let (path, tokens) = (query_path.display(), query_file.tokens);
