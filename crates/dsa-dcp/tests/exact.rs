@@ -146,44 +146,58 @@ fn ranks_without_keys_and_rows_that_are_not_live() {
 
 #[test]
 fn fewer_candidates_than_are_selected() {
-    // W N < K: every rank with enough keys is saturated.
-    let spec = Spec::new(2, 128, 512);
+    let spec = Spec::new(2, 128, 512).direct();
     let rows = [2000, 300, 256, 255, 512, 513].map(|len| LogitPattern::Gaussian.row(len as u64, len));
     check(&spec, &rows, 0);
-    check(&Spec { interleave: 64, ..Spec::new(3, 128, 1024) }, &[LogitPattern::Ties.row(1, 5000)], 0);
+    check(&Spec { interleave: 64, ..Spec::new(3, 128, 1024) }.direct(), &[LogitPattern::Ties.row(1, 5000)], 0);
+    // Too many for direct merges: every rank with enough keys is saturated, of W N = K all but one.
+    for topk in [1152, 1280] {
+        let spec = Spec { interleave: 4, ..Spec::new(9, 128, topk) }.ordinary();
+        let rows = [8000, 1153, 1152, 300].map(|len| LogitPattern::Gaussian.row(len as u64, len));
+        check(&spec, &rows, 0);
+    }
 }
 
 #[test]
 fn saturated_ranks_send_more() {
-    let spec = Spec { interleave: 4, ..Spec::new(4, 128, 512) };
-    let mut rows: Vec<_> = (0..4).map(|rank| on_one_rank(&spec, rank, 5000, 3)).collect();
-    // Three of four ranks hold all selected keys, so all three are saturated.
-    let own = spec.own();
-    rows.push((0..4000).map(|id| if own.rank_of(id) == 2 { 0 } else { 0x4000 + (id % 7) as u16 }).collect());
-    check(&spec, &rows, 0);
+    for spec in [Spec::new(8, 128, 512).ordinary(), Spec::new(4, 128, 512).direct()] {
+        let spec = Spec { interleave: 4, ..spec };
+        let mut rows: Vec<_> = (0..4).map(|rank| on_one_rank(&spec, rank, 5000, 3)).collect();
+        // Three ranks hold all selected keys, so all three are saturated.
+        let own = spec.own();
+        let held = |id: usize| [0, 1, 3].contains(&own.rank_of(id));
+        rows.push((0..4000).map(|id| if held(id) { 0x4000 + (id % 7) as u16 } else { 0 }).collect());
+        check(&spec, &rows, 0);
+    }
 }
 
 #[test]
 fn ties_across_ranks_go_to_the_lowest_ids() {
-    // The counterexample of the order16 rule, in blocks of 64: rank 0 scores 5, rank 1 scores 9, 1, 1, 5.
-    let spec = Spec { interleave: 64, ..Spec::new(2, 128, 256) };
     let value = |x: f32| bf16::from_f32(x);
-    let rank1 = [9.0, 1.0, 1.0, 5.0];
-    let row: Vec<u16> = (0..8 * 64)
-        .map(|id| match (id / 64) % 2 {
-            0 => value(if id / 128 < 3 { 5.0 } else { 0.5 }),
-            _ => value(rank1[id / 128]),
-        })
-        .collect();
-    // The rule that compares order16 alone picks other ids.
-    let own = spec.own();
-    let dealt: Vec<Vec<u16>> =
-        (0..2).map(|rank| (0..row.len()).filter(|&id| own.rank_of(id) == rank).map(|id| row[id]).collect()).collect();
-    let by_order = two_rounds(&dealt, own, spec.n, spec.topk, Saturation::Order16).ids;
-    assert_ne!(by_order, merge_ids(&dealt, own, spec.topk));
-    check(&spec, &[row], 0);
-    // All keys equal: the first K tokens.
-    check(&Spec { interleave: 4, ..spec }, &[vec![value(2.0); 3000], vec![0; 257]], 0);
+    // The counterexample of the order16 rule, in blocks of 64: rank 0 scores 5 in its first blocks, rank 1 scores 9, then 1,
+    // then 5 where rank 0 has no more. The first N of rank 1 end with those; K takes one block more of rank 0 than N.
+    let both = [
+        (Spec::new(2, 128, 256).direct(), 3, &[9.0, 1.0, 1.0, 5.0][..]),
+        (Spec::new(2, 256, 384).ordinary(), 6, &[9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0][..]),
+    ];
+    for (spec, fives, rank1) in both {
+        let spec = Spec { interleave: 64, ..spec };
+        let row: Vec<u16> = (0..rank1.len() * 128)
+            .map(|id| match (id / 64) % 2 {
+                0 => value(if id / 128 < fives { 5.0 } else { 0.5 }),
+                _ => value(rank1[id / 128]),
+            })
+            .collect();
+        // The rule that compares order16 alone picks other ids.
+        let own = spec.own();
+        let held = |rank: usize| (0..row.len()).filter(|&id| own.rank_of(id) == rank).map(|id| row[id]).collect();
+        let dealt: Vec<Vec<u16>> = (0..2).map(held).collect();
+        let by_order = two_rounds(&dealt, own, spec.n, spec.topk, Saturation::Order16).ids;
+        assert_ne!(by_order, merge_ids(&dealt, own, spec.topk));
+        check(&spec, &[row], 0);
+        // All keys equal: the first K tokens.
+        check(&Spec { interleave: 4, ..spec }, &[vec![value(2.0); 3000], vec![0; 257]], 0);
+    }
 }
 
 #[test]
@@ -205,7 +219,8 @@ fn rows_of_a_request_share_their_table() {
 
 #[test]
 fn indices_of_17_bits_cross_the_exchange() {
-    let spec = Spec { context_len_max: 1 << 18, page: 1 << 12, ..Spec::new(2, 128, 256) };
+    let both = [Spec::new(2, 128, 256).direct(), Spec::new(2, 256, 384).ordinary()];
+    let both = both.map(|spec| Spec { context_len_max: 1 << 18, page: 1 << 12, rows: 1, ..spec });
     // The best keys lie past local index 2^16, on rank 1 all of them.
     let row: Vec<u16> = (0..1 << 18)
         .map(|id: usize| match id {
@@ -214,13 +229,17 @@ fn indices_of_17_bits_cross_the_exchange() {
             _ => 0x3F00,
         })
         .collect();
-    on_sim(&Spec { rows: 1, ..spec.clone() }, |group| group.run(&Layer::new(group, vec![row.clone()], 0)));
+    both.iter().for_each(|spec| on_sim(spec, |group| group.run(&Layer::new(group, vec![row.clone()], 0))));
 }
 
 #[test]
 fn table_entries_that_name_no_block_give_no_row() {
+    [Spec::new(2, 256, 384).ordinary(), Spec::new(2, 128, 256).direct()].into_iter().for_each(hostile_tables);
+}
+
+fn hostile_tables(spec: Spec) {
     const BLOCKS: i32 = 40;
-    let spec = Spec { interleave: 4, ..Spec::new(2, 128, 256) };
+    let spec = Spec { interleave: 4, ..spec };
     let kv = Layer::kv_of(&spec, BLOCKS as usize);
     let body = |group: &Group| {
         // The second row saturates a rank, whose rows then come from its list.

@@ -108,17 +108,20 @@ fn ids_equal_a_single_rank_s_on_a_gpu() {
 
 #[test]
 fn saturated_ranks_ties_nan_and_rows_without_keys() {
-    let spec = Spec { interleave: 4, foreign: true, rows: 9, ..Spec::new(4, 128, 512) };
-    let mut rows: Vec<_> = (0..4).map(|rank| on_one_rank(&spec, rank, 5000, 3)).collect();
-    // Three of four ranks hold all selected keys, so all three are saturated.
-    let own = spec.own();
-    rows.push((0..4000).map(|id| if own.rank_of(id) == 2 { 0 } else { 0x4000 + (id % 7) as u16 }).collect());
-    rows.push(vec![0x4000; 3000]);
-    rows.push(LogitPattern::NanMix.row(5, 1000));
-    rows.push(vec![]);
-    let body = |group: &Group| run(group, rows.clone(), 1);
-    in_every_order(&spec, 2, body);
-    on_gpu(&spec, body);
+    for spec in [Spec::new(8, 128, 512).ordinary(), Spec::new(4, 128, 512).direct()] {
+        let spec = Spec { interleave: 4, foreign: true, rows: 9, ..spec };
+        let mut rows: Vec<_> = (0..4).map(|rank| on_one_rank(&spec, rank, 5000, 3)).collect();
+        // Three ranks hold all selected keys, so all three are saturated.
+        let own = spec.own();
+        let held = |id: usize| [0, 1, 3].contains(&own.rank_of(id));
+        rows.push((0..4000).map(|id| if held(id) { 0x4000 + (id % 7) as u16 } else { 0 }).collect());
+        rows.push(vec![0x4000; 3000]);
+        rows.push(LogitPattern::NanMix.row(5, 1000));
+        rows.push(vec![]);
+        let body = |group: &Group| run(group, rows.clone(), 1);
+        in_every_order(&spec, 1, body);
+        on_gpu(&spec, body);
+    }
 }
 
 #[test]

@@ -12,9 +12,13 @@ fn rows(spec: &Spec, n: u64) -> Vec<Vec<u16>> {
 
 #[test]
 fn a_grown_exchange_serves_larger_steps_with_the_same_kernels() {
-    let spec = Spec { rows: 2, ..Spec::new(3, 128, 256) };
+    [Spec::new(3, 128, 256).ordinary(), Spec::new(3, 128, 384).direct()].into_iter().for_each(grows);
+}
+
+fn grows(spec: Spec) {
+    let spec = &Spec { rows: 2, ..spec };
     let body = |group: &mut Group| {
-        let small = Layer::new(group, rows(&spec, 2), 0);
+        let small = Layer::new(group, rows(spec, 2), 0);
         (0..3).for_each(|_| group.run(&small));
         let grown = as_every_rank(3, |rank| {
             let Rank { exchange, stream, .. } = &group.ranks[rank];
@@ -26,15 +30,15 @@ fn a_grown_exchange_serves_larger_steps_with_the_same_kernels() {
             rank.exchange = grown;
         }
         // A new space of epochs, and the merges that were built for the other.
-        let large = Layer::new(group, [rows(&spec, 5), vec![LogitPattern::Ties.row(1, 900)]].concat(), 1);
+        let large = Layer::new(group, [rows(spec, 5), vec![LogitPattern::Ties.row(1, 900)]].concat(), 1);
         (0..2).for_each(|_| large_run(group, &large));
         small.poison(group);
         group.launch(&small);
         group.check().into_iter().for_each(|verdict| verdict.unwrap());
         small.verify(group);
     };
-    in_every_order(&spec, 1, |group| body(&mut regroup(group)));
-    on_gpu(&spec, |group| body(&mut regroup(group)));
+    in_every_order(spec, 1, |group| body(&mut regroup(group)));
+    on_gpu(spec, |group| body(&mut regroup(group)));
 }
 
 /// The same ranks, to be changed.

@@ -103,7 +103,12 @@ fn gpus() -> Option<usize> {
 
 fn spec() -> Spec {
     // Processes take turns on a GPU that they share: a wait may be long.
-    Spec { interleave: 4, rows: 3, poll: Duration::from_secs(10), ..Spec::new(RANKS, 128, 256) }
+    Spec { interleave: 4, rows: 3, poll: Duration::from_secs(10), ..Spec::new(RANKS, 256, 384) }.ordinary()
+}
+
+/// As [`spec`] for merges that select by themselves.
+fn direct() -> Spec {
+    Spec { n: 128, ..spec() }.direct()
 }
 
 /// Rows of which the second saturates a rank.
@@ -136,10 +141,15 @@ fn verify(all: &Group, rank: usize, layer: &Layer) {
 
 /// Eager calls, captured ones, and both mixed.
 fn calls(group: Arc<dyn Rendezvous>, device: Option<Device>) {
-    let (spec, device, rank) = (spec(), device.unwrap(), group.rank());
-    let all = join(&spec, &group, &device);
+    let device = device.unwrap();
+    [spec(), direct()].into_iter().for_each(|spec| calls_of(spec, &group, device.clone()));
+}
+
+fn calls_of(spec: Spec, group: &Arc<dyn Rendezvous>, device: Device) {
+    let rank = group.rank();
+    let all = join(&spec, group, &device);
     let layers = [1, 2].map(|seed| Layer::new(&all, rows(&spec, seed), 0));
-    barrier(&group);
+    barrier(group);
     for call in 0..6 {
         all.launch_on(&layers[call % 2], &[rank]).unwrap();
     }
@@ -157,7 +167,7 @@ fn calls(group: Arc<dyn Rendezvous>, device: Option<Device>) {
     // A new exchange cannot take the place of one that a graph uses.
     let Rank { exchange, stream, .. } = &all.ranks[rank];
     assert!(matches!(exchange.grown(stream, 5), Err(DcpError::Captured { rank: 0, .. })));
-    barrier(&group);
+    barrier(group);
 }
 
 /// Rank 1 leaves a call out; rank 0 is told in time, and a reset restores service.

@@ -78,6 +78,20 @@ impl Spec {
         ExchangeShape::new(self.own(), self.rows, self.n, self.topk, self.context_len_max).unwrap()
     }
 
+    /// Says that its merges select by themselves.
+    #[track_caller]
+    pub fn direct(self) -> Spec {
+        assert!(self.exchange().is_direct(), "{self:?}");
+        self
+    }
+
+    /// Says that its ranks push what a local top-k selects, and lists in a second round.
+    #[track_caller]
+    pub fn ordinary(self) -> Spec {
+        assert!(!self.exchange().is_direct(), "{self:?}");
+        self
+    }
+
     pub fn limits(&self) -> Limits {
         Limits { poll: self.poll, collective: Duration::from_secs(30) }
     }
