@@ -29,7 +29,11 @@ fn fault(
         let group = Group::new(spec, &Device::simulated_group(config), local, merge);
         group.set_counters(epoch, 0);
         let rows = |seed: u64| {
-            vec![LogitPattern::Gaussian.row(seed, 900), on_one_rank(spec, seed as usize % spec.ranks, 800, seed)]
+            let saturating = |len| on_one_rank(spec, seed as usize % spec.ranks, len, seed);
+            let mut rows =
+                vec![LogitPattern::Gaussian.row(seed, 900), saturating(800), saturating(2400), vec![0x4000; 2400]];
+            rows.truncate(spec.rows);
+            rows
         };
         // Three, so that slots of either parity hold something else than what comes next.
         let layers = [1, 2, 3].map(|seed| Layer::new(&group, rows(seed), 0));
@@ -167,6 +171,25 @@ fn nothing_is_found_in_the_kernels_as_they_are() {
     assert_eq!(fault(&spec(), 4, u32::MAX - 2, None, None), None);
     assert_eq!(fault(&direct(), 4, 0, None, None), None);
     assert_eq!(fault(&Spec { hold: true, ..direct() }, 2, u32::MAX - 2, None, None), None);
+}
+
+/// Those of the row top-k are `dsa-kernels`' to check.
+#[test]
+fn every_barrier_of_the_merge_is_needed() {
+    // With rows of which all warps select a part, and of so many ties that they are searched by their ids.
+    for spec in [spec(), direct()].map(|spec| Spec { rows: 4, ..spec }) {
+        assert_eq!(fault(&spec, 4, 0, None, None), None);
+        let whole = build(&spec.merge(), Target::Sm90a).unwrap();
+        let barriers = positions(whole.ir(), |op| matches!(op, Op::BarSync { .. }));
+        let (mut checked, is_own) = (0, |at: &usize| whole.ir().insts[*at].loc.file().contains("src/merge/"));
+        for at in barriers.into_iter().filter(is_own) {
+            let what = format!("without the barrier of {}", whole.ir().insts[at].loc);
+            let remove = move |ir: &mut KernelIr| drop(ir.insts.remove(at));
+            assert_caught_in(&spec, &what, 12, None, Some(&remove));
+            checked += 1;
+        }
+        assert!(checked >= 20, "only {checked} barriers");
+    }
 }
 
 #[test]

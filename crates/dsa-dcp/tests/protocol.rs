@@ -69,6 +69,28 @@ fn layers_share_slots_back_to_back() {
 }
 
 #[test]
+fn direct_and_ordinary_exchanges_take_turns_on_a_stream() {
+    everywhere(&spec(3), 6, |ordinary| {
+        let devices: Vec<_> = ordinary.ranks.iter().map(|rank| rank.device.clone()).collect();
+        let mut direct = Group::new(&direct(3), &devices, None, None);
+        for (to, from) in direct.ranks.iter_mut().zip(&ordinary.ranks) {
+            to.stream = from.stream.clone();
+        }
+        let groups = [ordinary, &direct];
+        let layers = groups.map(|group| [1, 2].map(|seed| Layer::new(group, rows(&group.spec, seed), 0)));
+        // One, then two of a kind in a row, one rank behind at either place of a call.
+        for (call, which) in [0, 1, 0, 0, 1, 1, 0, 1, 1, 0].into_iter().enumerate() {
+            groups[which].launch_skewed(&layers[which][call % 2], call % 3, call % 4 < 2).unwrap();
+        }
+        for (group, layers) in groups.iter().zip(&layers) {
+            layers.iter().for_each(|layer| group.launch(layer));
+            group.check().into_iter().for_each(|verdict| verdict.unwrap());
+            layers.iter().for_each(|layer| layer.verify(group));
+        }
+    });
+}
+
+#[test]
 fn steps_of_fewer_rows_leave_the_other_rows_epochs() {
     let spec = spec(3);
     everywhere(&spec, 2, |group| {

@@ -43,6 +43,23 @@ fn cluster_barrier(ir: &KernelIr) -> Vec<usize> {
     found
 }
 
+/// Signals that something has been read, sent before the last reads: above the last wait for products, or above the three
+/// last loads of matrices.
+fn early_signals(ir: &KernelIr) -> Vec<Mutant> {
+    let signals = at(ir, |op| matches!(op, Op::StAsync { srcs, .. } if srcs.len() == 1));
+    let early = |signal: usize| {
+        let is_read = |i: &usize| matches!(ir.insts[*i].op, Op::LdMatrix { .. } | Op::WgmmaWait { .. });
+        let reads: Vec<usize> = (0..signal).rev().filter(is_read).take(3).collect();
+        let to = if matches!(ir.insts[reads[0]].op, Op::WgmmaWait { .. }) { reads[0] } else { reads[2] };
+        // With the branch around it, which ends at the next label.
+        let end = (signal..).find(|i| matches!(ir.insts[*i].op, Op::Label { .. })).expect("only some lanes signal");
+        let mut mutant = KernelIr::clone(ir);
+        mutant.insts[to..=end].rotate_right(end - reads[0]);
+        Mutant { what: format!("with an early signal at {}", ir.insts[signal].loc), ir: mutant }
+    };
+    signals.into_iter().map(early).collect()
+}
+
 fn mutants(ir: &KernelIr) -> Vec<Mutant> {
     let mut all = Vec::new();
     all.push(without(ir, "barrier of the cluster", &cluster_barrier(ir)));
@@ -66,6 +83,11 @@ fn mutants(ir: &KernelIr) -> Vec<Mutant> {
     for i in at(ir, |op| matches!(op, Op::BarWarp { .. })) {
         all.push(without(ir, "warp barrier", &[i]));
     }
+    for i in at(ir, |op| matches!(op, Op::WgmmaWait { .. })) {
+        let Op::WgmmaWait { pending } = ir.insts[i].op else { unreachable!() };
+        all.push(changed(ir, "one more product pending", i, Op::WgmmaWait { pending: pending + 1 }));
+    }
+    all.extend(early_signals(ir));
     for i in at(ir, |op| matches!(op, Op::CpAsyncWait { .. })) {
         all.push(without(ir, "wait for copies", &[i]));
     }
@@ -91,6 +113,7 @@ fn check_mutants(tokens: usize, shape: impl Fn(MlaShape) -> MlaShape, at_least: 
     let want = run_in(sim_config(), &step, shape, kernel.ir()).expect("the kernel is sound");
     check(&step, shape, &want);
     let mutants = mutants(kernel.ir());
+    println!("{} mutants of {}", mutants.len(), shape.name());
     assert!(mutants.len() >= at_least, "only {} mutants", mutants.len());
     for mutant in mutants {
         let caught = orders(12).into_iter().any(|config| run_in(config, &step, shape, &mutant.ir) != Ok(want.clone()));
