@@ -22,7 +22,7 @@ const KERNEL: &str = "merge";
 pub struct MergeStep<'a> {
     /// The pitched logits that local top-k was given; 16-byte aligned.
     pub logits: View<'a, u16>,
-    /// Their tops.
+    /// Their tops. Others than the logits' own give wrong rows, and may leave some before the count as they were.
     pub tops: View<'a, u16>,
     /// Elements from one logits row to the next, a multiple of 512.
     pub pitch: usize,
