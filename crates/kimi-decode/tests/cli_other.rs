@@ -36,6 +36,16 @@ fn ptx_prints_the_specialisation_asked_for() {
         "select_topk_q1_k1024_page256_ids_hold"
     );
     assert_eq!(entry(&print(&["select", "cluster=8"])), "select_topk_q1_k2048_page64_c8");
+    assert_eq!(entry(&print(&["local_topk", "n=1152", "push=2"])), "local_topk_n1152_push2");
+    let merge = entry(&print(&["merge", "ranks=2", "context=65536", "gathered"]));
+    assert!(merge.contains("_w2_") && merge.contains("_n1152_") && merge.contains("_gathered"), "{merge}");
+    assert_eq!(
+        entry(&print(&["query", "heads=6", "batch=2", "cache=nvfp4", "qc"])),
+        "mla_query_c16_t2_nvfp4_page64_qc"
+    );
+    assert_eq!(entry(&print(&["query", "batch=64", "tile=32"])), "mla_query_tiled_t32_fp8ds_page64");
+    let gather = entry(&print(&["gather", "ranks=2", "heads=32", "element=e4m3", "copy"]));
+    assert!(gather.starts_with("gather_") && gather.contains("copy"), "{gather}");
     let hopper = print(&["select"]);
     assert!(hopper.contains(".target sm_90a"));
     let blackwell = print(&["select", "--target", "sm_100a"]);
@@ -47,10 +57,10 @@ fn ptx_prints_the_specialisation_asked_for() {
 fn ptx_lists_kernels_and_refuses_what_it_does_not_know() {
     let list = kimi_decode(["ptx"]);
     assert_eq!(list.code, 0);
-    for text in ["score", "select", "form", "page", "hold"] {
+    for text in ["score", "select", "local_topk", "merge", "query", "gather", "form", "page", "hold"] {
         assert!(list.stdout.contains(text), "{}", list.stdout);
     }
-    refused(&["ptx", "sort"], &["\"sort\"", "score or select"]);
+    refused(&["ptx", "sort"], &["\"sort\"", "score or select or local_topk or merge or query or gather"]);
     refused(&["ptx", "score", "page=64"], &["\"page=64\"", "q=, topk=, form=, scale="]);
     refused(&["ptx", "select", "form=pitched"], &["q=, topk=, page=, cluster=, ids, hold"]);
     refused(&["ptx", "select", "ids=1"], &["\"ids=1\"", "needed ids"]);
@@ -60,6 +70,12 @@ fn ptx_lists_kernels_and_refuses_what_it_does_not_know() {
     refused(&["ptx", "select", "cluster=3"], &["clusters of 3", "1, 2, 4 and 8"]);
     refused(&["ptx", "select", "page=48"], &["48", "power of two"]);
     refused(&["ptx", "score", "q=9"], &["q = 9"]);
+    refused(&["ptx", "local_topk", "n=2048"], &["2048"]);
+    refused(&["ptx", "merge", "ranks=17"], &["17"]);
+    refused(&["ptx", "query", "heads=97"], &["97"]);
+    refused(&["ptx", "query", "batch=9", "tile=0"], &["9"]);
+    refused(&["ptx", "query", "--target", "sm_100a"], &["kernel query: not built for sm_100a", "sm_90a"]);
+    refused(&["ptx", "gather", "heads=9"], &["9"]);
     refused(&["ptx", "score", "topk=100"], &["top-k 100"]);
     refused(&["ptx", "score", "form=flat"], &["\"flat\"", "compact or pitched"]);
     refused(&["ptx", "score", "form=pitched", "topk=512"], &["topk"]);
