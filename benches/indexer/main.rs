@@ -12,7 +12,7 @@
 //! keeps the results; `BENCH_CLUSTER=1,2,4,8` times select with so many CTAs a row in turn, instead of the choice;
 //! `BENCH_PAUSE_MS=6` pauses before each sample, which keeps the card off its power limit; `BENCH_L2_MB=24` reserves that much of
 //! the L2 for the scratch ([`Device::reserve_l2`]); `BENCH_CARVEOUT=100` asks for that share of shared memory for both kernels
-//! ([`prefer_shared_memory`](gpu::Function::prefer_shared_memory)). `BENCH_SERVE=1` answers requests of another program
+//! ([`prefer_shared_memory`](gpu::Function::prefer_shared_memory)), `BENCH_ALONE=1` for one CTA of score a multiprocessor. `BENCH_SERVE=1` answers requests of another program
 //! instead (`benches/compare_topk.py` is one).
 
 mod cases;

@@ -133,7 +133,8 @@ impl Rig {
             None => select.for_launch(rows, length_max, device.info().sms),
         };
         let form = ScoreForm::Compact { topk: topk as u32 };
-        let score = IndexerScore::new(device, ScoreShape::new(q, form, ScaleForm::Ue8m0)?)?;
+        let score = ScoreShape::new(q, form, ScaleForm::Ue8m0)?.with_alone(std::env::var_os("BENCH_ALONE").is_some());
+        let score = IndexerScore::new(device, score)?;
         let select = IndexerSelect::new(device, select)?;
         if let Some(percent) = number("BENCH_CARVEOUT")? {
             score.function().prefer_shared_memory(percent as u32)?;

@@ -26,7 +26,8 @@ pub struct Specialisation {
 /// Every supported specialisation of every kernel.
 pub fn specialisations() -> Vec<Specialisation> {
     let mut all = Vec::new();
-    for shape in ScoreShape::all(&TOPKS) {
+    let alone = ScoreShape::all(&[2048]).into_iter().map(|shape| shape.with_alone(true));
+    for shape in ScoreShape::all(&TOPKS).into_iter().chain(alone) {
         let kernel = score::build(&shape, Target::Sm90a).unwrap();
         all.push(Specialisation { ir: kernel.ir().clone(), text: kernel.ptx() });
     }

@@ -70,6 +70,7 @@ pub struct ScoreShape {
     q: u32,
     form: ScoreForm,
     scale_form: ScaleForm,
+    alone: bool,
 }
 
 impl ScoreShape {
@@ -84,7 +85,14 @@ impl ScoreShape {
         if let ScoreForm::Compact { topk } = form {
             dsa_core::IndexShape::new(0, q, topk as usize, CONTEXT_MAX)?;
         }
-        Ok(ScoreShape { q: q as u32, form, scale_form })
+        Ok(ScoreShape { q: q as u32, form, scale_form, alone: false })
+    }
+
+    /// Takes so much shared memory that a multiprocessor holds one CTA: where the kernel before fills some multiprocessors, two
+    /// do not share another. CTAs of other kernels fit beside it only if
+    /// [more shared memory is asked for](gpu::Function::prefer_shared_memory).
+    pub fn with_alone(self, alone: bool) -> Self {
+        ScoreShape { alone, ..self }
     }
 
     /// Rows per request.
@@ -112,7 +120,8 @@ impl ScoreShape {
             ScaleForm::Ue8m0 => "ue8m0",
             ScaleForm::Fp32 => "fp32",
         };
-        format!("score_keys_fp8_q{}_{form}_{scale}", self.q)
+        let alone = if self.alone { "_alone" } else { "" };
+        format!("score_keys_fp8_q{}_{form}_{scale}{alone}", self.q)
     }
 
     /// Parts that the rows are cut into; a consumer group has one of them, at most [`PART_ROWS_MAX`] rows.
@@ -146,7 +155,12 @@ impl ScoreShape {
         forms
             .flat_map(|form| {
                 (1..=Q_MAX as u32).flat_map(move |q| {
-                    [ScaleForm::Ue8m0, ScaleForm::Fp32].map(|scale_form| ScoreShape { q, form, scale_form })
+                    [ScaleForm::Ue8m0, ScaleForm::Fp32].map(|scale_form| ScoreShape {
+                        q,
+                        form,
+                        scale_form,
+                        alone: false,
+                    })
                 })
             })
             .collect()
@@ -240,6 +254,16 @@ pub(crate) fn stages(shape: &ScoreShape, target: Target) -> u32 {
     stages - stages % shape.teams()
 }
 
+/// Shared memory that is left unused, of a kernel that shares no multiprocessor with itself.
+pub(crate) fn spare_bytes(shape: &ScoreShape, stages: u32) -> u32 {
+    let per_row = 2 * (HEADS * DIM + HEADS * 2) as u32;
+    let used = stages * STAGE_BYTES + shape.q * per_row + 2 * GROUPS * shape.staged_bytes();
+    if shape.alone { (SHARED_HALF + 16).saturating_sub(used) } else { 0 }
+}
+
+/// Of a multiprocessor's 228 KiB, what two CTAs can have each, less the 1 KiB that each takes beside its own.
+const SHARED_HALF: u32 = 228 * 1024 / 2 - 1024;
+
 /// Consumer warpgroups: four warps a scheduler, so that sums hide behind other groups' products and each other's latency.
 pub(crate) const GROUPS: u32 = 4;
 /// Rows whose accumulators and weights fit the 96 registers a thread that so many groups leave.
@@ -260,6 +284,17 @@ mod tests {
         for shape in ScoreShape::all(&[512, 2048]) {
             let stages = stages(&shape, Target::Sm90a);
             assert!(stages >= shape.teams() && stages.is_multiple_of(shape.teams()), "{}: {stages}", shape.name());
+        }
+    }
+
+    #[test]
+    fn alone_means_one_cta_a_multiprocessor() {
+        for shape in ScoreShape::all(&[2048]) {
+            let shared = |shape: &ScoreShape| build(shape, Target::Sm90a).unwrap().ir().shared_bytes;
+            let (plain, alone) = (shared(&shape), shared(&shape.with_alone(true)));
+            // What is not counted as used: the requests' first tiles, barriers, row ends.
+            let most = plain.max(SHARED_HALF) + 4 * (REQUESTS_MAX as u32 + 1) + 1024;
+            assert!((SHARED_HALF + 1..=most).contains(&alone), "{}: {plain}, {alone}", shape.name());
         }
     }
 

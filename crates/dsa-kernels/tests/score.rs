@@ -242,6 +242,8 @@ fn repeated_launches_agree_bit_for_bit() {
         let inputs = Inputs::new(device, &step);
         let score = score_kernel(device, &step, compact(&step));
         let want = run_score(&inputs, &step, &score);
+        let alone = IndexerScore::new(device, score.shape().with_alone(true)).unwrap();
+        assert!(run_score(&inputs, &step, &alone) == want, "one CTA a multiprocessor differs");
         let hog = device.alloc::<u8>(sized(device, 256, 1 << 30)).unwrap();
         let second = device.stream().unwrap();
         for launch in 0..sized(device, 2, 300) {

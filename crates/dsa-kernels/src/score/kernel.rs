@@ -63,6 +63,10 @@ pub(super) struct Smem {
 impl Smem {
     fn new(shape: &ScoreShape, stages: u32) -> Smem {
         let q = shape.q;
+        let spare = super::spare_bytes(shape, stages);
+        if spare > 0 {
+            SharedArray::<u8>::new("spare", spare);
+        }
         Smem {
             pages: SharedArray::aligned("pages", stages * STAGE_BYTES, 1024),
             queries: SharedArray::aligned("queries", QUERY_SLOTS * q * QUERY_ROW_BYTES, 1024),
