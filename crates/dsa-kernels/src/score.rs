@@ -243,26 +243,29 @@ pub fn cost(shape: &ScoreShape, lengths: &[usize]) -> Cost {
 /// look at its barrier while the copy before is still under way (copies may land in any order), and a parity cannot tell a
 /// phase from the one two before it.
 pub(crate) fn stages(shape: &ScoreShape, target: Target) -> u32 {
-    let q = shape.q;
-    let query = 2 * q * (HEADS * DIM) as u32;
-    let weights = 2 * q * (HEADS * 2) as u32;
     let start = 4 * (REQUESTS_MAX as u32 + 1);
-    let staged = 2 * GROUPS * shape.staged_bytes();
-    let other = 1024 /* alignment */ + 1024 /* barriers, row ends */ + staged;
-    let fit = (target.shared_bytes_max() - query - weights - start - other) / STAGE_BYTES;
+    let other = 1024 /* alignment */ + 1024 /* barriers, row ends */;
+    let fit = (target.shared_bytes_max() - row_bytes(shape) - start - other) / STAGE_BYTES;
     let stages = fit.min(STAGES_MAX);
     stages - stages % shape.teams()
 }
 
-/// Shared memory that is left unused, of a kernel that shares no multiprocessor with itself.
-pub(crate) fn spare_bytes(shape: &ScoreShape, stages: u32) -> u32 {
-    let per_row = 2 * (HEADS * DIM + HEADS * 2) as u32;
-    let used = stages * STAGE_BYTES + shape.q * per_row + 2 * GROUPS * shape.staged_bytes();
-    if shape.alone { (SHARED_HALF + 16).saturating_sub(used) } else { 0 }
+/// Shared memory of two items' queries and weights and of the finished rows.
+fn row_bytes(shape: &ScoreShape) -> u32 {
+    2 * shape.q * (HEADS * DIM + HEADS * 2) as u32 + 2 * GROUPS * shape.staged_bytes()
 }
 
-/// Of a multiprocessor's 228 KiB, what two CTAs can have each, less the 1 KiB that each takes beside its own.
-const SHARED_HALF: u32 = 228 * 1024 / 2 - 1024;
+/// Shared memory that is left unused, of a kernel that shares no multiprocessor with itself.
+pub(crate) fn spare_bytes(shape: &ScoreShape, stages: u32, target: Target) -> u32 {
+    let used = stages * STAGE_BYTES + row_bytes(shape);
+    if shape.alone { (shared_half(target) + 16).saturating_sub(used) } else { 0 }
+}
+
+/// What two CTAs of a multiprocessor can have each.
+fn shared_half(target: Target) -> u32 {
+    const RESERVED: u32 = 1024; // of each CTA, beside its own
+    (target.shared_bytes_max() + RESERVED) / 2 - RESERVED
+}
 
 /// Consumer warpgroups: four warps a scheduler, so that sums hide behind other groups' products and each other's latency.
 pub(crate) const GROUPS: u32 = 4;
@@ -291,10 +294,10 @@ mod tests {
     fn alone_means_one_cta_a_multiprocessor() {
         for shape in ScoreShape::all(&[2048]) {
             let shared = |shape: &ScoreShape| build(shape, Target::Sm90a).unwrap().ir().shared_bytes;
-            let (plain, alone) = (shared(&shape), shared(&shape.with_alone(true)));
+            let (plain, alone, half) = (shared(&shape), shared(&shape.with_alone(true)), shared_half(Target::Sm90a));
             // What is not counted as used: the requests' first tiles, barriers, row ends.
-            let most = plain.max(SHARED_HALF) + 4 * (REQUESTS_MAX as u32 + 1) + 1024;
-            assert!((SHARED_HALF + 1..=most).contains(&alone), "{}: {plain}, {alone}", shape.name());
+            let most = plain.max(half) + 4 * (REQUESTS_MAX as u32 + 1) + 1024;
+            assert!((half + 1..=most).contains(&alone), "{}: {plain}, {alone}", shape.name());
         }
     }
 

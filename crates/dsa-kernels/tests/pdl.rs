@@ -100,12 +100,7 @@ fn select_sees_logits_of_a_late_producer() {
         for round in 0..sized(device, 4, 1000) {
             let select = &kernels[round / 2 % kernels.len()];
             let from = [&a, &b][round % 2];
-            let words = [
-                Words::new(&rig.logits.as_view(), &from.logits.as_view()),
-                Words::new(&rig.tops.as_view(), &from.tops.as_view()),
-                Words::none(),
-            ];
-            producer.launch(&rig.stream, words).unwrap();
+            producer.launch(&rig.stream, rig.taken_from(from)).unwrap();
             select.launch(&rig.stream, &rig.step()).unwrap();
             rig.check(&want[round % 2], &guarded_outputs(&rig));
         }

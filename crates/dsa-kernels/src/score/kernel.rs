@@ -63,7 +63,7 @@ pub(super) struct Smem {
 impl Smem {
     fn new(shape: &ScoreShape, stages: u32) -> Smem {
         let q = shape.q;
-        let spare = super::spare_bytes(shape, stages);
+        let spare = super::spare_bytes(shape, stages, target());
         if spare > 0 {
             SharedArray::<u8>::new("spare", spare);
         }

@@ -11,7 +11,7 @@ use dsa_kernels::Table;
 use dsa_kernels::select::{IndexerSelect, SelectShape, SelectStep};
 use gpu::{Buffer, Device, Stream};
 
-use super::{GUARD, POISON, read_guarded};
+use super::{GUARD, POISON, Words, read_guarded};
 
 /// +infinity: what lies in the scratch past a row's end, where it must not be picked.
 const PAST_END: u16 = 0x7F80;
@@ -199,6 +199,15 @@ impl SelectRig {
             let at = start / KEYS_PER_TOP;
             self.tops.view(at..at + tops.len()).unwrap().copy_from(&self.stream, &tops).unwrap();
         }
+    }
+
+    /// What a producer copies for the logits and tops to be those of `from`.
+    pub fn taken_from<'a>(&'a self, from: &'a SelectRig) -> [Words<'a>; 3] {
+        [
+            Words::new(&self.logits.as_view(), &from.logits.as_view()),
+            Words::new(&self.tops.as_view(), &from.tops.as_view()),
+            Words::none(),
+        ]
     }
 
     pub fn step(&self) -> SelectStep<'_> {

@@ -164,12 +164,7 @@ fn select_needs_its_dependency_wait() {
         let select = IndexerSelect::from_kernel(&device, rows.shape(), &kernel).unwrap();
         let producer = Producer::new(&device);
         let (rig, from) = (SelectRig::new(&device, &rows), SelectRig::new(&device, &rows));
-        let words = [
-            Words::new(&rig.logits.as_view(), &from.logits.as_view()),
-            Words::new(&rig.tops.as_view(), &from.tops.as_view()),
-            Words::none(),
-        ];
-        producer.launch(&rig.stream, words).unwrap();
+        producer.launch(&rig.stream, rig.taken_from(&from)).unwrap();
         select.launch(&rig.stream, &rig.step()).unwrap();
         End::of(rig.stream.synchronize().map(|()| true))
     });

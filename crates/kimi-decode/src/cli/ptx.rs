@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
 use dsa_core::Ownership;
 use dsa_core::layout::fp8_page::ScaleForm;
-use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_dcp::mailbox::gather;
 use dsa_dcp::merge::{self, MergeShape};
 use dsa_dcp::{ExchangeShape, GatherShape, MailboxShape, QueryElement, recommended_local_topk};
@@ -18,6 +18,7 @@ use mla_query::{MlaShape, query};
 use ptx::Target;
 
 use super::Failure;
+use super::query::CacheArg;
 
 /// Print a kernel's PTX; without a kernel, list them
 #[derive(Args)]
@@ -205,14 +206,10 @@ fn print_merge(spec: &Spec, target: Target) -> Result<String, Failure> {
 
 fn print_query(spec: &Spec, target: Target) -> Result<String, Failure> {
     hopper_only("query", target)?;
-    let forms = [
-        ("ds", MlaCacheForm::Fp8Ds),
-        ("fp8-dsa", MlaCacheForm::Fp8Divide),
-        ("fp8-k3", MlaCacheForm::Fp8Multiply),
-        ("nvfp4", MlaCacheForm::Nvfp4Ds),
-    ];
+    let names: Vec<_> = CacheArg::value_variants().iter().filter_map(CacheArg::to_possible_value).collect();
+    let forms: Vec<_> = names.iter().map(PossibleValue::get_name).zip(CacheArg::value_variants()).collect();
     let (heads, batch) = (spec.value("heads", 12)?, spec.value("batch", 1)?);
-    let shape = MlaShape::new(heads, batch, spec.choice("cache", &forms)?, spec.value("page", 64)?);
+    let shape = MlaShape::new(heads, batch, spec.choice("cache", &forms)?.form(), spec.value("page", 64)?);
     let mut shape = shape.map_err(Failure::unusable)?;
     if spec.has("tile") {
         let tile = spec.value("tile", 0)?;

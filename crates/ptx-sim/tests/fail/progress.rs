@@ -104,18 +104,23 @@ fn two_ctas_that_are_never_resident_together() {
     bench.run(&k, 2, 0).unwrap();
 }
 
+/// Every lane polls for what never comes, from `start` on for two seconds, and says that it was late.
+fn poll_in_vain(p: TestParams, start: Reg<u64>) {
+    let late = Var::new(Reg::<u32>::from(0));
+    repeat(|l| {
+        let seen = p.src.load_as(LoadMode::relaxed(Scope::Sys));
+        l.break_if(seen.ne(0u32));
+        when((globaltimer() - start).gt(2_000_000_000u64), || late.set(Reg::from(1u32)));
+        l.break_if(late.get().ne(0u32));
+    });
+    p.out.at(cta_index().mad(32, lane_index())).store(late.get());
+}
+
 #[test]
 fn a_bounded_poll_runs_out_in_simulated_time() {
     let k = kernel(32, |p| {
         let start = globaltimer();
-        let late = Var::new(Reg::<u32>::from(0));
-        repeat(|l| {
-            let seen = p.src.load_as(LoadMode::relaxed(Scope::Sys));
-            l.break_if(seen.ne(0u32));
-            when((globaltimer() - start).gt(2_000_000_000u64), || late.set(Reg::from(1u32)));
-            l.break_if(late.get().ne(0u32));
-        });
-        p.out.at(cta_index().mad(32, lane_index())).store(late.get());
+        poll_in_vain(p, start);
     });
     check(&k, 3, |_| 1, 96);
 }
@@ -127,14 +132,7 @@ fn a_warp_that_was_divided_when_it_first_polled_lets_time_pass_all_the_same() {
         // The lanes leave this one after another, right after the timer was read.
         let rounds = Var::new(Reg::<u32>::from(0));
         while_(|| rounds.get().lt(lane_index()), || rounds.add(1u32));
-        let late = Var::new(Reg::<u32>::from(0));
-        repeat(|l| {
-            let seen = p.src.load_as(LoadMode::relaxed(Scope::Sys));
-            l.break_if(seen.ne(0u32));
-            when((globaltimer() - start).gt(2_000_000_000u64), || late.set(Reg::from(1u32)));
-            l.break_if(late.get().ne(0u32));
-        });
-        p.out.at(cta_index().mad(32, lane_index())).store(late.get());
+        poll_in_vain(p, start);
     });
     check(&k, 3, |_| 1, 96);
 }
