@@ -6,7 +6,7 @@ mod common;
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{Group, Layer, Rank, Spec, on_one_rank};
@@ -59,8 +59,13 @@ impl Drop for Reaped {
     }
 }
 
+/// One case at a time: this process has one context a device, in which a case that allocates waits for kernels of the others,
+/// which wait for their peers. Two communicators can wait for each other so for ever.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// Runs a case as rank 0 on the first device and, in another process, as rank 1 on the second.
 fn run(name: &str, devices: [Option<usize>; RANKS]) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let device = devices[1].map_or("sim".to_string(), |ordinal| ordinal.to_string());
     let what = format!("{name} {} 1 {device}", listener.local_addr().unwrap());
