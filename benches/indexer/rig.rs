@@ -127,7 +127,7 @@ impl Rig {
                 table
             })
             .collect();
-        let select = SelectShape::new(q, topk, PAGE)?;
+        let select = SelectShape::new(topk, PAGE)?;
         let select = match cluster {
             Some(cluster) => select.with_cluster(cluster)?,
             None => select.for_launch(rows, length_max, device.info().sms),
@@ -185,6 +185,7 @@ impl Rig {
             table: Table { ids: self.tables[set].as_view(), stride: self.table_width, width: self.table_width },
             kv: KvShape::new(PAGE, PAGE, 0).expect("64-token pages"),
             row_ends: self.row_ends.as_view(),
+            q: self.q,
             length_max: self.length_max,
             out: self.out.as_view(),
             counts: self.counts.as_view(),

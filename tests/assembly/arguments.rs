@@ -71,6 +71,7 @@ fn parameters_have_the_sizes_that_the_host_packs() {
         blocks: 9,
         length_max: 9,
         rows: 10,
+        q: 11,
     };
     let select_packed = ArgBuffer::pack(&select_args);
     let mla_args = query::MlaArgs {

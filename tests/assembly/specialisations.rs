@@ -1,7 +1,6 @@
 //! Every supported specialisation of every kernel.
 
 use dsa_core::Ownership;
-use dsa_core::consts::Q_MAX;
 use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_dcp::local_ends;
 use dsa_dcp::mailbox::gather;
@@ -162,24 +161,23 @@ fn merge_shapes() -> Vec<MergeShape> {
 }
 
 fn select_shapes() -> Vec<SelectShape> {
-    let shape = |q, topk, page| SelectShape::new(q, topk, page).unwrap();
+    let shape = |topk, page| SelectShape::new(topk, page).unwrap();
     let mut shapes = Vec::new();
     for topk in TOPKS.map(|topk| topk as usize) {
-        shapes.extend((1..=Q_MAX).map(|q| shape(q, topk, 64)));
-        shapes.extend([1, 16, 32, 128, 256, 1 << 20].map(|page| shape(1, topk, page)));
+        shapes.extend([1, 16, 32, 64, 128, 256, 1 << 20].map(|page| shape(topk, page)));
         for flags in 1..8 {
             let (ids, hold, foreign) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
-            shapes.push(shape(2, topk, 64).with_ids(ids).with_hold(hold).with_foreign_logits(foreign));
+            shapes.push(shape(topk, 64).with_ids(ids).with_hold(hold).with_foreign_logits(foreign));
         }
     }
     // Every other top-k, and every flag at once.
     let others = (128..=4096).step_by(128).filter(|topk| !TOPKS.contains(&(*topk as u32)));
-    shapes.extend(others.map(|topk| shape(1, topk, 64).with_ids(true).with_foreign_logits(true)));
+    shapes.extend(others.map(|topk| shape(topk, 64).with_ids(true).with_foreign_logits(true)));
     // Several CTAs a row.
     for cluster in [2, 4, 8, 16] {
         for topk in [128, 512, 1024, 2048, 3968, 4096] {
-            let every_flag = shape(8, topk, 16).with_ids(true).with_hold(true).with_foreign_logits(true);
-            let shared = [shape(1, topk, 64), every_flag].map(|shape| shape.with_cluster(cluster));
+            let every_flag = shape(topk, 16).with_ids(true).with_hold(true).with_foreign_logits(true);
+            let shared = [shape(topk, 64), every_flag].map(|shape| shape.with_cluster(cluster));
             shapes.extend(shared.into_iter().flatten());
         }
     }

@@ -1,8 +1,8 @@
 //! Row ends as the device sees them, shared by score and select: both must agree on every row's length and on where
 //! its scratch lies.
 
-use dsa_core::consts::TILE;
-use ptx::{Global, LoadMode, Reg};
+use dsa_core::consts::{Q_MAX, TILE};
+use ptx::{Global, LoadMode, Reg, Var, when};
 
 /// log2 of the keys of a tile.
 pub(crate) const TILE_SHIFT: u32 = TILE.trailing_zeros();
@@ -13,13 +13,30 @@ pub fn clamp_length(end: Reg<i32>, length_max: Reg<u32>) -> Reg<u32> {
     end.max(0).as_u32().min(length_max)
 }
 
-/// Longest row of a request: its `q` row ends start at `row_ends[request * q]`.
+/// Longest row of a request: its `q` row ends, 1 to 8, start at `row_ends[request * q]`. All its loads are under way at once,
+/// whether `q` is a constant or not.
 #[track_caller]
-pub(crate) fn longest_row(row_ends: Global<i32>, request: Reg<u32>, q: u32, length_max: Reg<u32>) -> Reg<u32> {
+pub(crate) fn longest_row(
+    row_ends: Global<i32>,
+    request: Reg<u32>,
+    q: impl Into<Reg<u32>>,
+    length_max: Reg<u32>,
+) -> Reg<u32> {
+    let q = q.into();
     let first = row_ends.at(request * q);
-    let longest = (1..q).fold(first.load_as(LoadMode::STREAM), |longest, i| {
-        longest.max(first.offset(i as i32).load_as(LoadMode::STREAM))
-    });
+    let end = |i: u32| first.offset(i as i32).load_as(LoadMode::STREAM);
+    let ends: Vec<Reg<i32>> = match q.constant() {
+        Some(q) => (0..q as u32).map(end).collect(),
+        None => {
+            let ends = (0..Q_MAX as u32).map(|i| {
+                let loaded = Var::new(0i32);
+                when(q.gt(i), || loaded.set(end(i)));
+                loaded
+            });
+            ends.collect::<Vec<_>>().into_iter().map(|loaded| loaded.get()).collect()
+        }
+    };
+    let longest = ends.into_iter().reduce(|longest, end| longest.max(end)).expect("at least one row");
     clamp_length(longest, length_max)
 }
 

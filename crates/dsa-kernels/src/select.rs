@@ -55,7 +55,6 @@ const CLUSTER_CHOSEN_MAX: u32 = 8;
 /// What a select kernel is specialised for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SelectShape {
-    q: u32,
     topk: u32,
     page: u32,
     cluster: u32,
@@ -65,15 +64,15 @@ pub struct SelectShape {
 }
 
 impl SelectShape {
-    /// `topk` keys per row, `q` rows per request, MLA pages of `page` tokens.
+    /// `topk` keys per row, MLA pages of `page` tokens.
     ///
     /// # Errors
-    /// `q`, `topk` or `page` outside the supported limits.
-    pub fn new(q: usize, topk: usize, page: usize) -> Result<Self, ShapeError> {
-        IndexShape::new(0, q, topk, CONTEXT_MAX)?;
+    /// `topk` or `page` outside the supported limits.
+    pub fn new(topk: usize, page: usize) -> Result<Self, ShapeError> {
+        IndexShape::new(0, 1, topk, CONTEXT_MAX)?;
         check_kv_page(page)?;
-        let (q, topk, page) = (q as u32, topk as u32, page as u32);
-        Ok(SelectShape { q, topk, page, cluster: 1, ids: false, hold: false, foreign: false })
+        let (topk, page) = (topk as u32, page as u32);
+        Ok(SelectShape { topk, page, cluster: 1, ids: false, hold: false, foreign: false })
     }
 
     /// `cluster` CTAs share each row.
@@ -117,11 +116,6 @@ impl SelectShape {
         self
     }
 
-    /// Rows per request.
-    pub fn q(&self) -> u32 {
-        self.q
-    }
-
     /// Keys per row.
     pub fn topk(&self) -> u32 {
         self.topk
@@ -146,8 +140,7 @@ impl SelectShape {
     pub fn name(&self) -> String {
         let flag = |set: bool, name: &str| if set { format!("_{name}") } else { String::new() };
         format!(
-            "select_topk_q{}_k{}_page{}{}{}{}{}",
-            self.q,
+            "select_topk_k{}_page{}{}{}{}{}",
             self.topk,
             self.page,
             if self.cluster > 1 { format!("_c{}", self.cluster) } else { String::new() },
@@ -195,7 +188,7 @@ mod tests {
 
     #[test]
     fn cost_counts_what_each_length_reads() {
-        let shape = SelectShape::new(1, 128, 64).unwrap();
+        let shape = SelectShape::new(128, 64).unwrap();
         let output = 128 * 4 + 4;
         assert_eq!(cost(&shape, &[128]).hbm_bytes, output);
         assert_eq!(cost(&shape, &[129]).hbm_bytes, 17 * 16 + output);

@@ -218,7 +218,7 @@ impl RowTopk {
         let low = Var::new(0u32); // one below the K-th top of the list
         let mut places = None;
         let (threshold, ties) = (Var::new(0u32), Var::new(0u32));
-        let slice = cluster.map(|_| [Var::new(0u32), Var::new(0u32)]);
+        let mut slice = None;
         start();
         repeat(|l| {
             let pass = Pass {
@@ -244,10 +244,7 @@ impl RowTopk {
                 let found = Places::find(&run, cut.threshold, smem.scan, *t);
                 fill(smem.low, 0, *t);
                 let own = cluster.map(|cluster| cluster.slice(cut.ties));
-                if let (Some((_, own)), Some([first, end])) = (own, slice) {
-                    first.set(own.first);
-                    end.set(own.end);
-                }
+                slice = own.map(|(_, own)| own);
                 let write = || {
                     let mut first = before.map(|n| n.get());
                     if let Some((before, _)) = own {
@@ -270,7 +267,7 @@ impl RowTopk {
             });
             l.break_if(!pass.over_tops);
             if let (Some(cluster), Some(slice)) = (cluster, slice) {
-                cluster.deal_list(smem.list, Slice::of(slice));
+                cluster.deal_list(smem.list, slice);
             }
             over_tops.set(0u32);
             listed.set(1u32);
@@ -281,7 +278,7 @@ impl RowTopk {
             low.set(cut.threshold - 1);
         });
         let cut = Cut { threshold: threshold.get(), ties: ties.get() };
-        Selected { run, places: places.expect("the body was emitted"), cut, slice: slice.map(Slice::of) }
+        Selected { run, places: places.expect("the body was emitted"), cut, slice }
     }
 
     /// The bin at which the counts of all CTAs' `bins` reach `need`. All threads call it after a barrier that orders the

@@ -23,8 +23,8 @@ fn canonical() -> Vec<(String, String)> {
         let shape = ScoreShape::new(q, form, scale_form).unwrap();
         (shape.name(), score::build(&shape, Target::Sm90a).unwrap().ptx())
     };
-    let select = |q, topk, page| {
-        let shape = SelectShape::new(q, topk, page).unwrap();
+    let select = |topk, page| {
+        let shape = SelectShape::new(topk, page).unwrap();
         (shape.name(), select::build(&shape, Target::Sm90a).unwrap().ptx())
     };
     let local_topk = |n, ranks| {
@@ -34,7 +34,7 @@ fn canonical() -> Vec<(String, String)> {
     vec![
         score(1, ScoreForm::Compact { topk: 2048 }, ScaleForm::Ue8m0),
         score(2, ScoreForm::Pitched, ScaleForm::Fp32),
-        select(1, 2048, 64),
+        select(2048, 64),
         local_topk(512, 8),
     ]
 }

@@ -305,7 +305,7 @@ fn score_is_refused_on_an_architecture_it_has_no_kernel_for() {
     let target = Target::Sm100a;
     assert!(matches!(refused, Err(KernelError::UnsupportedTarget { kernel: "score", target: t }) if t == target));
     // Select needs nothing of one architecture.
-    IndexerSelect::new(&device, SelectShape::new(1, 128, 64).unwrap()).unwrap();
+    IndexerSelect::new(&device, SelectShape::new(128, 64).unwrap()).unwrap();
 }
 
 #[test]
@@ -330,6 +330,12 @@ fn select_refuses_sizes_outside_the_limits() {
         let row_ends = &rig.resident.inputs.row_ends;
         let whole = ShapeError::RowsNotWholeRequests { rows: 3, q: 2 };
         rig.select_refuses(Refusal::Shape(whole), |step| step.row_ends = row_ends.view(..3).unwrap());
+        for q in [0, 9, usize::MAX] {
+            let refused = Refusal::Shape(ShapeError::RowsPerRequestOutOfRange { q });
+            rig.select_refuses(refused, |step| step.q = q);
+        }
+        let whole = ShapeError::RowsNotWholeRequests { rows: 4, q: 3 };
+        rig.select_refuses(Refusal::Shape(whole), |step| step.q = 3);
         let many = device.alloc_zeros::<i32>(2 * REQUESTS_MAX + 2).unwrap();
         let mut step = rig.resident.select_step(&rig.step);
         step.row_ends = many.as_view();

@@ -182,17 +182,16 @@ fn score_and_select_are_one_programmatic_edge() {
     });
 }
 
-/// Every score kernel, a select kernel of every flag, top-k and q, and local top-k.
+/// Every score kernel, a select kernel of every flag and top-k, and local top-k.
 fn every_kernel() -> Vec<std::sync::Arc<KernelIr>> {
     let scores = ScoreShape::all(&[512, 1024, 2048]).into_iter();
     let mut kernels: Vec<_> = scores.map(|shape| score::build(&shape, Target::Sm90a).unwrap().ir().clone()).collect();
     for topk in [128, 512, 640, 1024, 2048, 4096] {
-        for q in 1..=8 {
-            for flags in 0..8 {
-                let shape = SelectShape::new(q, topk, 64).unwrap().with_ids(flags & 1 != 0);
-                let shape = shape.with_hold(flags & 2 != 0).with_foreign_logits(flags & 4 != 0);
-                kernels.push(select::build(&shape, Target::Sm90a).unwrap().ir().clone());
-                let shared = shape.with_cluster([2, 4, 8, 2][q % 4]).unwrap();
+        for flags in 0..8 {
+            let shape = SelectShape::new(topk, 64).unwrap().with_ids(flags & 1 != 0);
+            let shape = shape.with_hold(flags & 2 != 0).with_foreign_logits(flags & 4 != 0);
+            for cluster in [1, 2, 4, 8] {
+                let shared = shape.with_cluster(cluster).unwrap();
                 kernels.push(select::build(&shared, Target::Sm90a).unwrap().ir().clone());
             }
         }
@@ -300,7 +299,7 @@ fn before_the_wait_every_specialisation_reads_only_step_metadata_and_writes_noth
 fn hold_keeps_the_next_launch_back_and_nothing_else_does() {
     for topk in [128, 640, 2048, 4096] {
         for hold in [false, true] {
-            let shape = SelectShape::new(2, topk, 64).unwrap().with_hold(hold);
+            let shape = SelectShape::new(topk, 64).unwrap().with_hold(hold);
             let kernel = select::build(&shape, Target::Sm90a).unwrap();
             let launches = kernel.ir().insts.iter().filter(|inst| inst.op == Op::GridDepLaunch).count();
             assert_eq!(launches, if hold { 0 } else { 2 }, "{}: once on each of its two ways", shape.name());

@@ -111,7 +111,7 @@ fn rows_of_several_rounds_of_tops_are_exact() {
     on_every_device(|device| {
         for topk in [128, 2048] {
             // 32 tops a thread and round.
-            let round = 256 * SelectShape::new(1, topk, 64).unwrap().threads() as usize;
+            let round = 256 * SelectShape::new(topk, 64).unwrap().threads() as usize;
             let lengths = [65_535, 65_536, 65_537, round - 1, round, round + 1, 2 * round + 9];
             for pattern in [LogitPattern::Gaussian, LogitPattern::Ties, LogitPattern::AllEqual] {
                 let lengths = if device.info().simulated { &lengths[3..] } else { &lengths[..] };
@@ -124,19 +124,16 @@ fn rows_of_several_rounds_of_tops_are_exact() {
 #[test]
 fn topk_is_accepted_or_refused_when_planned() {
     for topk in [128, 512, 640, 1024, 1920, 2048, 4096] {
-        assert_eq!(SelectShape::new(1, topk, 64).unwrap().topk() as usize, topk);
+        assert_eq!(SelectShape::new(topk, 64).unwrap().topk() as usize, topk);
     }
     for topk in [0, 1, 64, 1000, 2051, 4224] {
-        assert_eq!(SelectShape::new(1, topk, 64), Err(ShapeError::TopkUnsupported { topk }));
-    }
-    for q in [0, 9] {
-        assert_eq!(SelectShape::new(q, 128, 64), Err(ShapeError::RowsPerRequestOutOfRange { q }));
+        assert_eq!(SelectShape::new(topk, 64), Err(ShapeError::TopkUnsupported { topk }));
     }
     for page in [0, 3, 48, (1 << 21) + 1] {
-        assert_eq!(SelectShape::new(1, 128, page), Err(ShapeError::PageNotPowerOfTwo { page }));
+        assert_eq!(SelectShape::new(128, page), Err(ShapeError::PageNotPowerOfTwo { page }));
     }
-    assert!(SelectShape::new(1, 128, 1 << 20).is_ok());
-    assert_eq!(SelectShape::new(1, 128, 1 << 21), Err(ShapeError::KvPageTooLarge { page: 1 << 21 }));
+    assert!(SelectShape::new(128, 1 << 20).is_ok());
+    assert_eq!(SelectShape::new(128, 1 << 21), Err(ShapeError::KvPageTooLarge { page: 1 << 21 }));
 }
 
 #[test]

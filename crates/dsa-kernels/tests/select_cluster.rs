@@ -144,7 +144,7 @@ fn many_schedules_give_the_same_bits() {
 #[test]
 fn a_cluster_is_accepted_or_refused_when_planned() {
     for topk in [128, 2048, 3968, 4096] {
-        let shape = SelectShape::new(1, topk, 64).unwrap();
+        let shape = SelectShape::new(topk, 64).unwrap();
         for cluster in [0, 1, 2, 3, 4, 8, 12, 16, 32] {
             let fits = CLUSTERS.contains(&cluster) && (cluster < 16 || topk < 4096);
             match shape.with_cluster(cluster) {
@@ -162,7 +162,7 @@ fn a_cluster_is_accepted_or_refused_when_planned() {
 #[test]
 fn the_choice_follows_rows_lengths_and_multiprocessors() {
     let chosen =
-        |rows, length_max, sms| SelectShape::new(1, 2048, 64).unwrap().for_launch(rows, length_max, sms).cluster();
+        |rows, length_max, sms| SelectShape::new(2048, 64).unwrap().for_launch(rows, length_max, sms).cluster();
     let on_h200 = [(1, 8192, 1), (1, 131_072, 8), (8, 32_768, 8), (64, 8192, 1), (64, 65_536, 1), (32, 131_072, 2)];
     for (rows, length_max, want) in on_h200 {
         assert_eq!(chosen(rows, length_max, 132), want, "{rows} rows of {length_max}");

@@ -122,8 +122,8 @@ impl FusedIndexer {
             if plans.iter().any(|plan| plan.shape == shape) {
                 continue;
             }
-            // Score depends on q, not on the rows, select also on the CTAs that so many rows leave for each.
-            let select = layer.select_shape(shape)?.with_ids(ids).with_hold(hold.contains(&shape));
+            // Score depends on q, not on the rows; select on the CTAs that so many rows leave for each, not on q.
+            let select = layer.select_shape()?.with_ids(ids).with_hold(hold.contains(&shape));
             let select = select.for_launch(shape.rows, layer.row_len_max(), device.info().sms);
             plans.push(Plan {
                 shape,
@@ -148,7 +148,7 @@ impl FusedIndexer {
     /// # Errors
     /// A shape that was not planned, or sizes that disagree, before anything is launched; what the device refuses.
     pub fn run(&self, stream: &Stream, step: &Step<'_>) -> Result<Selected<'_>, Error> {
-        let StepShape { rows, q: _ } = step.shape;
+        let StepShape { rows, q } = step.shape;
         let selected = self.outputs(rows)?;
         if rows == 0 {
             return Ok(selected);
@@ -174,6 +174,7 @@ impl FusedIndexer {
                 table: checked.kv_table,
                 kv: self.kv,
                 row_ends: step.row_ends.clone(),
+                q,
                 length_max: checked.length_max,
                 out: selected.rows.clone(),
                 counts: selected.counts.clone(),

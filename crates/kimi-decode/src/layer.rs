@@ -78,9 +78,9 @@ impl LayerSpec {
         ScoreShape::new(shape.q, ScoreForm::Pitched, self.scale_form)
     }
 
-    /// The select kernel of steps of `shape`, without ids and hold.
-    pub(crate) fn select_shape(&self, shape: StepShape) -> Result<SelectShape, ShapeError> {
-        SelectShape::new(shape.q, self.topk, self.kv_page)
+    /// The select kernel of one CTA per row, without ids and hold.
+    pub(crate) fn select_shape(&self) -> Result<SelectShape, ShapeError> {
+        SelectShape::new(self.topk, self.kv_page)
     }
 
     /// The longest row that can occur: no row has more keys than the cache.
@@ -191,7 +191,7 @@ pub(crate) fn supports(
 ) -> Result<(), Unsupported> {
     check_layer(device, layer, shape)?;
     layer.score_shape(shape)?;
-    layer.select_shape(shape)?;
+    layer.select_shape()?;
     if shape.rows > scratch.rows_max {
         return Err(Unsupported::ScratchRows { rows: shape.rows, rows_max: scratch.rows_max });
     }

@@ -33,9 +33,9 @@ fn ptx_prints_the_specialisation_asked_for() {
     assert_eq!(entry(&print(&["score", "form=pitched", "q=2"])), "score_keys_fp8_q2_pitched_ue8m0");
     assert_eq!(
         entry(&print(&["select", "topk=1024", "page=256", "ids", "hold"])),
-        "select_topk_q1_k1024_page256_ids_hold"
+        "select_topk_k1024_page256_ids_hold"
     );
-    assert_eq!(entry(&print(&["select", "cluster=8"])), "select_topk_q1_k2048_page64_c8");
+    assert_eq!(entry(&print(&["select", "cluster=8"])), "select_topk_k2048_page64_c8");
     assert_eq!(entry(&print(&["local_topk", "n=1152", "push=2"])), "local_topk_n1152_push2");
     let merge = entry(&print(&["merge", "ranks=2", "context=65536", "gathered"]));
     assert!(merge.contains("_w2_") && merge.contains("_n1152_") && merge.contains("_gathered"), "{merge}");
@@ -50,7 +50,7 @@ fn ptx_prints_the_specialisation_asked_for() {
     assert!(hopper.contains(".target sm_90a"));
     let blackwell = print(&["select", "--target", "sm_100a"]);
     assert!(blackwell.contains(".target sm_100a") && blackwell != hopper);
-    assert_eq!(print(&["select", "q=1"]), hopper, "the defaults");
+    assert_eq!(print(&["select", "page=64"]), hopper, "the defaults");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn ptx_lists_kernels_and_refuses_what_it_does_not_know() {
     }
     refused(&["ptx", "sort"], &["\"sort\"", "score or select or local_topk or merge or query or gather"]);
     refused(&["ptx", "score", "page=64"], &["\"page=64\"", "q=, topk=, form=, scale="]);
-    refused(&["ptx", "select", "form=pitched"], &["q=, topk=, page=, cluster=, ids, hold"]);
+    refused(&["ptx", "select", "form=pitched"], &["topk=, page=, cluster=, ids, hold"]);
     refused(&["ptx", "select", "ids=1"], &["\"ids=1\"", "needed ids"]);
     refused(&["ptx", "select", "page"], &["needed page=VALUE"]);
     refused(&["ptx", "select", "page=64", "page=32"], &["page is given twice"]);

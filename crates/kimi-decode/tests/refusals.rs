@@ -178,10 +178,33 @@ fn hold_compiles_a_select_of_its_own() {
     let scratch = IndexerScratch::reserve(&device, scratch_of(&step)).unwrap();
     let shapes = [SHAPE, StepShape { rows: 2, q: 2 }, StepShape { rows: 4, q: 1 }, SHAPE];
     Layer::planned(&scratch, &step, &stream, &shapes, &[]).unwrap();
-    assert_eq!(scratch.kernels_compiled(), 4, "two q");
+    assert_eq!(scratch.kernels_compiled(), 3, "a score for each q");
     let held = Layer::planned(&scratch, &step, &stream, &shapes, &[SHAPE]).unwrap();
-    assert_eq!(scratch.kernels_compiled(), 5, "and the select of q = 2 that holds");
+    assert_eq!(scratch.kernels_compiled(), 4, "and the select that holds");
     held.read(&held.run()).expect("held", &step);
+}
+
+/// What a deployment of 1 to 64 requests at q = 1, 2 and 4 compiles: cold, each kernel takes a driver a fifth of a second.
+#[test]
+fn select_is_compiled_once_for_all_q() {
+    let device = Device::simulated(SimConfig { sms: 132, ..SimConfig::default() });
+    let (length_max, topk) = (131_072, 2048);
+    let spec = ScratchSpec { rows_max: 256, length_max, topk, ids: false };
+    let scratch = IndexerScratch::reserve(&device, spec).unwrap();
+    let layer = LayerSpec {
+        context_len_max: length_max,
+        topk,
+        index_blocks: length_max / 64,
+        index_page_stride: 8448,
+        ..layer_of(&step())
+    };
+    let keys = device.alloc::<u8>(layer.index_blocks * layer.index_page_stride).unwrap();
+    let shapes: Vec<StepShape> =
+        [1, 2, 4].into_iter().flat_map(|q| (1..=64).map(move |n| StepShape { rows: n * q, q })).collect();
+    let config =
+        IndexerConfig { scratch: &scratch, layer, keys: keys.as_view(), shapes: &shapes, hold: &[], ids: false };
+    FusedIndexer::new(config).unwrap();
+    assert_eq!(scratch.kernels_compiled(), 3 + 4, "a score for each q, a select for each cluster of 1, 2, 4 and 8");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use dsa_core::device::scan::{Thread, block_sum};
 use ptx::*;
 
 use super::SelectShape;
-use crate::rows::{TILE_SHIFT, clamp_length, longest_row, tiles};
+use crate::rows::{clamp_length, longest_row, tiles};
 use crate::topk::{Row, RowTopk, Slice};
 
 kernel_args! {
@@ -35,6 +35,8 @@ kernel_args! {
         pub length_max: u32,
         /// live rows; the rows of the grid beyond them come out empty
         pub rows: u32,
+        /// rows per request, 1 to 8
+        pub q: u32,
     }
 }
 
@@ -112,11 +114,9 @@ impl Select {
     fn emit(&self) {
         let Select { shape, p, topk, .. } = self;
         topk.arrive();
-        let row = match shape.cluster {
-            1 => cta_index(),
-            ctas => cta_index() >> ctas.trailing_zeros(),
-        };
-        let request = row / shape.q;
+        let row = self.row();
+        // A division takes a while, but this is before the wait.
+        let request = row / p.q;
         let end = Var::new(0i32);
         when(row.lt(p.rows), || end.set(p.row_ends.at(row).load_as(LoadMode::STREAM)));
         let length = clamp_length(end.get(), p.length_max);
@@ -124,7 +124,7 @@ impl Select {
         topk.meet();
         when_else(
             length.le(shape.topk),
-            || self.take_all(row, request, length),
+            || self.take_all(request, length),
             || {
                 topk.clear();
                 let entries = self.read_table(request, length);
@@ -147,11 +147,11 @@ impl Select {
                     entries.le(TABLE_ENTRIES),
                     || self.find_blocks(&quads, |entry| self.table.at(entry).load()),
                     || {
-                        let table = self.table_row(request);
+                        let table = self.table_row(self.row() / p.q);
                         self.find_blocks(&quads, |entry| table.at(entry).load_as(LoadMode::STREAM).as_u32());
                     },
                 );
-                self.write_row(row, &quads, Reg::from(shape.topk));
+                self.write_row(&quads, Reg::from(shape.topk));
             },
         );
     }
@@ -165,22 +165,21 @@ impl Select {
         }
     }
 
-    /// First element of the row's logits: the tiles of the requests before, then the row's place in its own.
+    /// First element of the row's logits: after the tiles of all rows of the requests before, and of the rows before it in its
+    /// own.
     fn row_start(&self, row: Reg<u32>, request: Reg<u32>) -> Reg<u64> {
         let Select { shape, p, t, .. } = self;
-        let (q, topk) = (shape.q, shape.topk);
+        let (q, topk) = (p.q, shape.topk);
         let mine = Var::new(0u32);
-        for_range(t.index, request, t.threads, |r| {
-            mine.add(tiles(longest_row(p.row_ends, r, q, p.length_max), topk));
+        for_range(t.index, request + 1, t.threads, |r| {
+            let rows = r.lt(request).select::<u32>(q, row - request * q);
+            mine.add(tiles(longest_row(p.row_ends, r, q, p.length_max), topk) * rows);
         });
-        let before = block_sum(mine.get(), self.topk.scratch(), *t);
-        let own = tiles(longest_row(p.row_ends, request, q, p.length_max), topk);
-        let within = (row - request * q) * (own << TILE_SHIFT);
-        before.mul_wide(q * TILE as u32) + within.to_u64()
+        block_sum(mine.get(), self.topk.scratch(), *t).mul_wide(TILE as u32)
     }
 
     /// Every key of a short row; an equal share of the slots to each CTA.
-    fn take_all(&self, row: Reg<u32>, request: Reg<u32>, length: Reg<u32>) {
+    fn take_all(&self, request: Reg<u32>, length: Reg<u32>) {
         let share = self.shape.topk / self.shape.cluster;
         let quads = self.quads(share, self.topk.rank() * share, None);
         let table = self.table_row(request);
@@ -196,7 +195,7 @@ impl Select {
             }
         }
         self.start();
-        self.write_row(row, &quads, length);
+        self.write_row(&quads, length);
     }
 
     /// The request's MLA block ids.
@@ -254,9 +253,18 @@ impl Select {
         }
     }
 
+    /// The CTA's row. Asked for where it is needed, so that no register need hold it meanwhile.
+    fn row(&self) -> Reg<u32> {
+        match self.shape.cluster {
+            1 => cta_index(),
+            ctas => cta_index() >> ctas.trailing_zeros(),
+        }
+    }
+
     /// Writes the first `n` slots as physical rows, -1 after, and the count.
-    fn write_row(&self, row: Reg<u32>, quads: &[Quad], n: Reg<u32>) {
+    fn write_row(&self, quads: &[Quad], n: Reg<u32>) {
         let Select { shape, p, t, .. } = self;
+        let row = self.row();
         let base = row.mul_wide(shape.topk);
         let outputs = [Some(p.out.at64(base)), shape.ids.then(|| p.ids.at64(base))];
         for quad in quads {

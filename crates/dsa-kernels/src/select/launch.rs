@@ -25,8 +25,10 @@ pub struct SelectStep<'a> {
     pub table: Table<'a>,
     /// Sizes of the MLA cache that the rows address; 0 blocks if their number is not known.
     pub kv: KvShape,
-    /// The row ends that score was given.
+    /// The row ends that score was given, whole requests.
     pub row_ends: View<'a, i32>,
+    /// Rows per request.
+    pub q: usize,
     /// The longest row that score was given.
     pub length_max: usize,
     /// int32 `[rows, topk]`: physical rows in ascending key order, -1 past the count. May have more rows than
@@ -77,9 +79,9 @@ impl IndexerSelect {
     /// # Errors
     /// Sizes that disagree, before anything is launched; a launch that the device refuses.
     pub fn launch(&self, stream: &Stream, step: &SelectStep<'_>) -> Result<(), KernelError> {
-        let (q, topk) = (self.shape.q() as usize, self.shape.topk() as usize);
+        let topk = self.shape.topk() as usize;
         let (live, rows) = (step.row_ends.len(), step.counts.len());
-        let shape = IndexShape::from_rows(live, q, topk, step.length_max.max(1))?;
+        let shape = IndexShape::from_rows(live, step.q, topk, step.length_max.max(1))?;
         for (what, device) in [
             ("logits", step.logits.device()),
             ("tops", step.tops.device()),
@@ -127,6 +129,7 @@ impl IndexerSelect {
             blocks: kv_blocks(KERNEL, &step.kv)?,
             length_max: step.length_max as u32,
             rows: live as u32,
+            q: step.q as u32,
         };
         let grid = word(KERNEL, "rows", rows.saturating_mul(self.shape.cluster() as usize))?;
         Ok(self.function.launch(stream, LaunchConfig::new(grid).overlap(true), &args)?)

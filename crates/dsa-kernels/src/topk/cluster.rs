@@ -73,10 +73,6 @@ pub struct Slice {
 }
 
 impl Slice {
-    pub(super) fn of([first, end]: [Var<u32>; 2]) -> Slice {
-        Slice { first: first.get(), end: end.get() }
-    }
-
     /// The multiple of four at or before the first place: what the CTA's list begins with, so that four places that are
     /// aligned in a row are aligned in the list.
     pub fn base(&self) -> Reg<u32> {
@@ -188,10 +184,15 @@ impl Cluster {
         let at = self.counts_of(0u32);
         let packet = at.at(t.lane * (PER_LANE / 2));
         let before: [Var<u32>; 4] = std::array::from_fn(|_| Var::new(0u32));
-        for r in 0..size - 1 {
-            when(rank.gt(r), || {
-                let more = packet.offset((r * COUNT_WORDS) as i32).load_vec::<4>();
-                before.iter().zip(more).for_each(|(sum, more)| sum.add(more));
+        // By fours, so that no more are under way at once: there are no registers for all.
+        for first in (0..size - 1).step_by(4) {
+            when(rank.gt(first), || {
+                for r in first..(size - 1).min(first + 4) {
+                    when(rank.gt(r), || {
+                        let more = packet.offset((r * COUNT_WORDS) as i32).load_vec::<4>();
+                        before.iter().zip(more).for_each(|(sum, more)| sum.add(more));
+                    });
+                }
             });
         }
         let own = packet.at(*rank * COUNT_WORDS).load_vec::<4>();

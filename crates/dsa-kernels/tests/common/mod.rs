@@ -151,6 +151,7 @@ impl Resident {
             table: Table { ids: self.kv_table.as_view(), stride: step.kv_table_stride, width: step.kv_table_width },
             kv: KvShape::new(step.kv_page, step.kv_block_rows, 0).unwrap(),
             row_ends: self.inputs.row_ends.as_view(),
+            q: step.q,
             length_max: step.len_max(),
             out: self.out.view(..rows * step.topk).unwrap(),
             counts: self.counts.view(..rows).unwrap(),
@@ -203,7 +204,7 @@ pub struct Outputs {
 pub fn kernels(device: &Device, step: &DecodeStep) -> (IndexerScore, IndexerSelect) {
     let form = ScoreForm::Compact { topk: step.topk as u32 };
     let score = ScoreShape::new(step.q, form, step.scale_form).unwrap();
-    let select = SelectShape::new(step.q, step.topk, step.kv_page).unwrap().with_ids(true);
+    let select = SelectShape::new(step.topk, step.kv_page).unwrap().with_ids(true);
     (IndexerScore::new(device, score).unwrap(), IndexerSelect::new(device, select).unwrap())
 }
 

@@ -77,7 +77,7 @@ impl Rows {
     }
 
     pub fn shape(&self) -> SelectShape {
-        let shape = SelectShape::new(self.q, self.topk, self.page).unwrap().with_cluster(self.cluster).unwrap();
+        let shape = SelectShape::new(self.topk, self.page).unwrap().with_cluster(self.cluster).unwrap();
         shape.with_ids(self.ids).with_hold(self.hold).with_foreign_logits(self.foreign)
     }
 
@@ -219,6 +219,7 @@ impl SelectRig {
             table: Table { ids: self.table.as_view(), stride: self.stride, width: self.stride - 3 },
             kv: KvShape::new(rows.page, rows.block_rows, 0).unwrap(),
             row_ends: self.row_ends.as_view(),
+            q: rows.q,
             length_max: rows.length_max,
             out: self.out.view(..total * rows.topk).unwrap(),
             counts: self.counts.view(..total).unwrap(),

@@ -57,7 +57,6 @@ const KERNELS: [Listed; 6] = [
         name: "select",
         does: "logits to the exact top-k as physical rows",
         keys: &[
-            ("q", "1..=8, rows per request (1)"),
             ("topk", "keys picked (2048)"),
             ("page", "tokens per MLA page (64)"),
             ("cluster", "1, 2, 4, 8 or 16 CTAs per row (1)"),
@@ -173,7 +172,7 @@ fn print_score(spec: &Spec, target: Target) -> Result<String, Failure> {
 }
 
 fn print_select(spec: &Spec, target: Target) -> Result<String, Failure> {
-    let shape = SelectShape::new(spec.value("q", 1)?, spec.value("topk", 2048)?, spec.value("page", 64)?);
+    let shape = SelectShape::new(spec.value("topk", 2048)?, spec.value("page", 64)?);
     let shape = shape.map_err(Failure::unusable)?.with_cluster(spec.value("cluster", 1)?).map_err(Failure::unusable)?;
     let shape = shape.with_ids(spec.has("ids")).with_hold(spec.has("hold")).with_foreign_logits(spec.has("foreign"));
     Ok(select::build(&shape, target).map_err(Failure::unusable)?.ptx())
