@@ -2,8 +2,7 @@
 //! simulator always, on a GPU when there is one.
 
 use dsa_core::device::keys::{
-    Keys8, above_mask, both_halves, byte_counts, equal_mask, foreign_keys, half, lowest_bit, max_half, order16_x2,
-    sort_halves,
+    Keys8, both_halves, compare_codes, foreign_keys, half, lowest_bit, max_half, order16_x2, sort_halves,
 };
 use dsa_core::device::radix::{WARP_BINS, count, find_topdown_in_warp};
 use dsa_core::device::scan::{Thread, block_exclusive, block_sum, fill, warp_inclusive, warp_prefix, warps_before};
@@ -119,28 +118,24 @@ fn keys_of(words: [u32; 5]) -> [u16; 8] {
     std::array::from_fn(|i| (words[i / 2] >> (16 * (i % 2))) as u16)
 }
 
-fn mask_of(keys: [u16; 8], f: impl Fn(u16) -> bool) -> u32 {
-    keys.into_iter().enumerate().map(|(i, key)| u32::from(f(key)) << i).sum()
-}
-
 fn keys8([a, b, c, d, _]: [Reg<u32>; 5]) -> Keys8 {
     [a, b, c, d]
 }
 
 #[test]
-fn masks_of_eight_keys_are_in_element_order() {
-    let input = octets(7, 4096);
+fn eight_keys_are_compared_with_a_threshold_in_element_order() {
     check_map(
-        "above_mask",
-        &input,
-        |x| above_mask(keys8(x), both_halves(x[4])),
-        |x| mask_of(keys_of(x), |key| key > x[4] as u16),
-    );
-    check_map(
-        "equal_mask",
-        &input,
-        |x| equal_mask(keys8(x), both_halves(x[4])),
-        |x| mask_of(keys_of(x), |key| key == x[4] as u16),
+        "compare_codes",
+        &octets(7, 4096),
+        |x| compare_codes(keys8(x), both_halves(x[4] - 1)) & 0xFFFF,
+        |x| {
+            let code = |key: u16| match key.cmp(&(x[4] as u16)) {
+                std::cmp::Ordering::Less => 0,
+                std::cmp::Ordering::Equal => 1,
+                std::cmp::Ordering::Greater => 2,
+            };
+            keys_of(x).into_iter().enumerate().map(|(i, key)| code(key) << (2 * i)).sum()
+        },
     );
 }
 
@@ -157,19 +152,6 @@ fn halves_are_sorted_apart() {
             half(0) | half(1) << 16
         });
     }
-}
-
-#[test]
-fn byte_counts_count_the_bits_of_each_byte() {
-    let mut rng = SplitMix64::new(9);
-    let mut input: Vec<[u32; 1]> = (0..256u32).map(|byte| [byte * 0x0101_0101]).collect();
-    input.extend((0..1024).map(|_| [rng.next_u64() as u32]));
-    check_map(
-        "byte_counts",
-        &input,
-        |[x]| byte_counts(x),
-        |[x]| u32::from_le_bytes(x.to_le_bytes().map(|byte| byte.count_ones() as u8)),
-    );
 }
 
 #[test]

@@ -69,6 +69,12 @@ impl Row {
     fn vectors(&self) -> Reg<u32> {
         (self.length + (KEYS - 1)) >> KEYS.trailing_zeros()
     }
+
+    /// The key of its logit `index`; the upper half means nothing.
+    fn key(&self, index: Reg<u32>, foreign: bool) -> Reg<u32> {
+        let bits = self.logits.at(index).load();
+        if foreign { foreign_keys(bits) } else { order16_x2(bits) }
+    }
 }
 
 /// The selection of K keys by the whole CTA, or by all CTAs of a cluster.
@@ -130,10 +136,9 @@ impl RowTopk {
     pub fn clear(&self) {
         fill(self.smem.bins, 0, self.t);
         fill(self.smem.low, 0, self.t);
-        if self.cluster.is_some() {
-            // A CTA's places may begin and end within four words that are read together.
-            fill(self.smem.list, 0, self.t);
-        }
+        // A CTA's places may begin and end within four words that are read together; and with tops that are not their logits'
+        // own not all are written.
+        fill(self.smem.list, 0, self.t);
     }
 
     /// One word per warp, free until a selection.
@@ -164,9 +169,7 @@ impl RowTopk {
                 for_range(t.index, *k, t.threads, |slot| {
                     let value = Var::new(0u32);
                     when(slot.lt(row.length), || {
-                        let bits = row.logits.at(slot).load();
-                        let keys = if *foreign { foreign_keys(bits) } else { order16_x2(bits) };
-                        value.set((keys << 16) | ((slot & 0xFFFF) ^ 0xFFFF));
+                        value.set((row.key(slot, *foreign) << 16) | ((slot & 0xFFFF) ^ 0xFFFF));
                     });
                     smem.list.at(slot).store(value.get());
                 });
@@ -174,9 +177,10 @@ impl RowTopk {
             || {
                 let Selected { run, places, cut, .. } = self.search(row, || (), false);
                 let first_tie = Reg::<u32>::from(*k) - cut.ties;
-                places.emit_apart(&run, cut, first_tie, |slot, key, (first, i)| {
-                    smem.list.at(slot).store(key | (((first & 0xFFFF) ^ 0xFFFF) - i));
-                    when(first.ge(1 << 16), || {
+                places.emit_apart(&run, cut, first_tie, |slot, index, tied| {
+                    let key = if tied { cut.threshold } else { row.key(index, *foreign) };
+                    smem.list.at(slot).store((key << 16) | ((index & 0xFFFF) ^ 0xFFFF));
+                    when(index.ge(1 << 16), || {
                         let bit = Reg::<u32>::from(1) << (slot & 31);
                         planes.at(slot >> 5).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), bit);
                     });
@@ -202,6 +206,7 @@ impl RowTopk {
         let own_k = k / self.ctas();
         let octets = own_k.max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();
         let run = Run::new(octets, cluster.as_ref(), *t);
+        let codes = SharedArray::<u16>::new("codes", octets * t.threads);
         // Up to twice through the same code: over the tops of a row of more vectors than fit, then over keys.
         let over_tops = Var::new(vectors.gt(run.capacity()).as_u32());
         let listed = Var::<u32>::new(0u32);
@@ -241,7 +246,7 @@ impl RowTopk {
             let before = [Var::new(0u32), Var::new(0u32)];
             self.each_round(&pass, false, || {
                 // Its barrier also ends the reads of the list and of the low digits.
-                let found = Places::find(&run, cut.threshold, smem.scan, *t);
+                let found = Places::find(&run, cut.threshold, codes, smem.scan, *t);
                 fill(smem.low, 0, *t);
                 let own = cluster.map(|cluster| cluster.slice(cut.ties));
                 slice = own.map(|(_, own)| own);

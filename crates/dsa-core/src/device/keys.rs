@@ -50,16 +50,13 @@ pub fn both_halves(value: Reg<u32>) -> Reg<u32> {
 /// Eight packed keys, in order: element `2 w + h` is half `h` of word `w`.
 pub type Keys8 = [Reg<u32>; 4];
 
-/// Bit `i` of the result: key `i` is greater than the threshold, given in both halves.
+/// Two bits for each key, key `i` at bit `2 i`: 2 if it is more than one above `below`, 1 if it is one above, else 0; `below` in
+/// both halves. Bits 16 and up of the result mean nothing.
 #[track_caller]
-pub fn above_mask(keys: Keys8, threshold: Reg<u32>) -> Reg<u32> {
-    gather_bits(keys.map(|k| (k.max_u16x2(threshold) ^ threshold).min_u16x2(0x0001_0001u32)))
-}
-
-/// Bit `i` of the result: key `i` equals `value`, given in both halves.
-#[track_caller]
-pub fn equal_mask(keys: Keys8, value: Reg<u32>) -> Reg<u32> {
-    gather_bits(keys.map(|k| (k ^ value).min_u16x2(0x0001_0001u32))) ^ 0xFF
+pub fn compare_codes(keys: Keys8, below: Reg<u32>) -> Reg<u32> {
+    let [a, b, c, d] = keys.map(|k| (k.max_u16x2(below) - below).min_u16x2(0x0002_0002u32));
+    let spread = b.mad(16, a) + d.mad(16, c) * 256; // even elements at bits 0, 4, .., odd ones 16 higher
+    spread | (spread >> 14)
 }
 
 /// The four keys in each half of the words, sorted: word 0 holds the larger.
@@ -70,21 +67,6 @@ pub fn sort_halves([a, b, c, d]: Keys8) -> Keys8 {
     let ((a, c), (b, d)) = (order(a, c), order(b, d));
     let (b, c) = order(b, c);
     [a, b, c, d]
-}
-
-/// How many bits each byte of `mask` has, each in its byte.
-#[track_caller]
-pub fn byte_counts(mask: Reg<u32>) -> Reg<u32> {
-    let pairs = mask - ((mask >> 1) & 0x5555_5555u32);
-    let nibbles = (pairs & 0x3333_3333u32) + ((pairs >> 2) & 0x3333_3333u32);
-    (nibbles + (nibbles >> 4)) & 0x0F0F_0F0Fu32
-}
-
-/// Bits 0 and 16 of the four words to bits 0..8 in element order.
-#[track_caller]
-fn gather_bits([a, b, c, d]: [Reg<u32>; 4]) -> Reg<u32> {
-    let spread = b.mad(4, a) + d.mad(4, c) * 16; // even elements at bits 0, 2, .., odd ones 16 higher
-    (spread | (spread >> 15)) & 0xFF
 }
 
 /// Index of the lowest set bit.

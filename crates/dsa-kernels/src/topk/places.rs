@@ -1,90 +1,65 @@
 //! Where each selected key of a run goes: the selected keys before it.
 
-use dsa_core::device::keys::{above_mask, both_halves, byte_counts, equal_mask};
-use dsa_core::device::scan::{Thread, warp_inclusive_each, warp_prefix, warps_before};
-use ptx::{Redux, Reg, SharedArray, Var, redux, sync_threads, when, while_};
+use dsa_core::device::keys::{both_halves, compare_codes};
+use dsa_core::device::scan::{Thread, warp_inclusive, warp_prefix, warps_before};
+use ptx::{Reg, SharedArray, Var, sync_threads, sync_warp, when, while_};
 
-use super::run::{Octet, Run};
+use super::run::Run;
 use super::{Cut, KEYS};
 
-/// Octets whose masks share a word.
-const PER_WORD: usize = 4;
+/// Octets whose codes share a word, two bits a key.
+const PER_WORD: usize = 2;
+/// In each pair of bits: the key is at the threshold.
+const AT: u32 = 0x5555_5555;
 
-/// The keys of a run above and at a threshold, and how many of either come before each octet.
+/// How the keys of a run compare with a threshold, dealt out anew: each lane has as many consecutive octets of its warp's as
+/// it holds in registers, so that one count a lane tells all places.
 pub(super) struct Places {
     words: Vec<Word>,
-    /// For each octet: the keys before its line, above (upper half) and at (lower half) the threshold.
-    lines: Vec<Reg<u32>>,
+    /// Keys above (upper half) and at the threshold (lower half) before the lane's.
+    before: Reg<u32>,
 }
 
-/// Of up to four octets, a byte each.
-#[derive(Clone, Copy)]
+/// Two consecutive octets.
 struct Word {
-    /// Masks of the keys above the threshold.
-    above: Reg<u32>,
-    /// Masks of the keys at it.
-    tied: Reg<u32>,
-    /// How many those are.
-    ties: Reg<u32>,
-    /// How many come before in the lanes of the octet's line.
-    above_before: Reg<u32>,
-    tied_before: Reg<u32>,
-}
-
-/// Byte `i` of a word.
-fn byte(word: Reg<u32>, i: usize) -> Reg<u32> {
-    match i {
-        3 => word >> 24,
-        _ => (word >> (8 * i as u32)) & 0xFF,
-    }
-}
-
-/// Sums over the warp of each byte of two words of counts (at most 8 a lane): of the first in the upper half.
-fn line_totals(above: Reg<u32>, tied: Reg<u32>) -> [Reg<u32>; PER_WORD] {
-    let sum = |bytes: Reg<u32>| redux(Redux::AddU32, bytes & 0x00FF_00FFu32);
-    let [even, odd] = [(tied, above), (tied >> 8, above >> 8)].map(|(tied, above)| (sum(tied), sum(above)));
-    let pair = |(tied, above): (Reg<u32>, Reg<u32>), selector: u32| tied.permute(above, selector);
-    [pair(even, 0x5410), pair(odd, 0x5410), pair(even, 0x7632), pair(odd, 0x7632)]
+    /// Of each key, the first in the lowest bits: 2 above the threshold, 1 at it.
+    codes: Reg<u32>,
+    /// Their vectors.
+    vectors: [Reg<u32>; PER_WORD],
 }
 
 impl Places {
-    /// Contains one CTA barrier; `scratch` holds one word per warp and may be reused after the next.
-    pub(super) fn find(run: &Run, threshold: Reg<u32>, scratch: SharedArray<u32>, t: Thread) -> Places {
-        let at = both_halves(threshold);
-        let masks: Vec<[Var<u32>; 2]> =
-            (0..run.len().div_ceil(PER_WORD)).map(|_| [Var::new(0u32), Var::new(0u32)]).collect();
-        run.each(|j, octet| {
-            let [above, tied] = masks[j / PER_WORD];
-            let shift = 8 * (j % PER_WORD) as u32;
-            above.set(above.get() | (above_mask(octet.keys(), at) << shift));
-            tied.set(tied.get() | (equal_mask(octet.keys(), at) << shift));
-        });
-        let mut words = Vec::new();
-        let mut lines = Vec::new();
-        let mut before_line = Reg::<u32>::from(0);
-        for (word, [above, tied]) in masks.iter().enumerate() {
-            let (above, tied) = (above.get(), tied.get());
-            let counts = [byte_counts(above), byte_counts(tied)];
-            let totals = line_totals(counts[0], counts[1]);
-            // A byte's exclusive sum is at most 31 * 8. The inclusive one may carry, which the subtraction takes back.
-            let [above_sums, tied_sums] = warp_inclusive_each(counts, t.lane);
-            words.push(Word {
-                above,
-                tied,
-                ties: counts[1],
-                above_before: above_sums - counts[0],
-                tied_before: tied_sums - counts[1],
-            });
-            for total in &totals[..PER_WORD.min(run.len() - word * PER_WORD)] {
-                lines.push(before_line);
-                before_line = before_line + *total;
-            }
-        }
-        // At most 8 keys for each of the octets, which fit a half.
-        when(t.lane.eq(0), || scratch.at(t.warp).store(before_line));
+    /// Contains one CTA barrier; `scratch` holds one word per warp and may be reused after the next, as may `codes`, which
+    /// hold one element per octet of a round.
+    pub(super) fn find(
+        run: &Run,
+        threshold: Reg<u32>,
+        codes: SharedArray<u16>,
+        scratch: SharedArray<u32>,
+        t: Thread,
+    ) -> Places {
+        // No key is at 0: it is below every key's, and so would be "no key".
+        let below = both_halves(threshold - 1);
+        run.each(|j, octet| codes.at(run.number(0u32.into(), j)).store(compare_codes(octet.keys(), below)));
+        sync_warp(); // ORDER: the warp's codes, before its lanes read each other's.
+        let read: Vec<_> = (0..run.len()).map(|_| Var::new(0u32)).collect();
+        run.each(|j, _| read[j].set(codes.at(run.number_by_lane(0u32.into(), j)).load()));
+        let get = |j: usize, from: &dyn Fn(usize) -> Reg<u32>| if j < run.len() { from(j) } else { Reg::from(0) };
+        let words: Vec<Word> = (0..run.len())
+            .step_by(PER_WORD)
+            .map(|j| Word {
+                codes: get(j, &|j| read[j].get()) | (get(j + 1, &|j| read[j].get()) << 16),
+                vectors: std::array::from_fn(|i| get(j + i, &|j| run.vector_by_lane(j))),
+            })
+            .collect();
+        // At most 8 keys for each of the CTA's octets, which fit a half.
+        let own = words
+            .iter()
+            .fold(Reg::from(0), |sum, word| sum + ((word.codes & !AT).popc() << 16) + (word.codes & AT).popc());
+        let inclusive = warp_inclusive(own, t.lane);
+        when(t.lane.eq(31), || scratch.at(t.warp).store(inclusive));
         sync_threads(); // ORDER: the warps' totals, before every warp reads them.
-        let before = warps_before(scratch, t);
-        Places { words, lines: lines.into_iter().map(|line| line + before).collect() }
+        Places { words, before: warps_before(scratch, t) + inclusive - own }
     }
 
     /// Keys above (upper half) and at (lower half) the threshold in the CTA, before `scratch` is reused.
@@ -92,37 +67,42 @@ impl Places {
         warp_prefix(scratch, t).1
     }
 
-    /// For each octet: the mask of its keys above, the mask of its ties that are taken, and how many of either come before,
-    /// given that `before` such keys come before the run.
+    /// For each two octets of the lane: a bit for each of their keys above and for each of their ties that are taken, at the
+    /// lower of the key's two bits, and how many of either come before, given that `before` such keys come before the run.
     fn each(
         &self,
         run: &Run,
         ties: Reg<u32>,
         before: [Reg<u32>; 2],
-        body: impl Fn(&Octet, [Reg<u32>; 2], [Reg<u32>; 2]),
+        body: impl Fn(&Word, [Reg<u32>; 2], [Reg<u32>; 2]),
     ) {
-        run.each(|j, octet| {
-            let (word, i) = (self.words[j / PER_WORD], j % PER_WORD);
-            let line = self.lines[j];
-            let above_before = (line >> 16) + byte(word.above_before, i) + before[0];
-            let taken_before = ((line & 0xFFFF) + byte(word.tied_before, i) + before[1]).min(ties);
-            let left = ties - taken_before;
-            let taken = Var::new(byte(word.tied, i));
-            // At most one octet holds both ties that are taken and ties that are not.
-            when(byte(word.ties, i).gt(left), || {
-                taken.set(left.eq(0).select::<u32>(0u32, taken.get()));
-                while_(
-                    || taken.get().popc().gt(left),
-                    || taken.set(taken.get() & !(Reg::<u32>::from(0x8000_0000u32) >> taken.get().clz())),
-                );
+        let above_before = Var::new((self.before >> 16) + before[0]);
+        let tied_before = Var::new((self.before & 0xFFFF) + before[1]);
+        for (w, word) in self.words.iter().enumerate() {
+            when(run.share().gt((w * PER_WORD) as u32), || {
+                let above = (word.codes >> 1) & AT;
+                let tied = word.codes & AT;
+                let taken_before = tied_before.get().min(ties);
+                let left = ties - taken_before;
+                let taken = Var::new(tied);
+                // At most one lane holds both ties that are taken and ties that are not.
+                when(tied.popc().gt(left), || {
+                    taken.set(left.eq(0).select::<u32>(0u32, taken.get()));
+                    while_(
+                        || taken.get().popc().gt(left),
+                        || taken.set(taken.get() & !(Reg::<u32>::from(0x8000_0000u32) >> taken.get().clz())),
+                    );
+                });
+                body(word, [above, taken.get()], [above_before.get(), taken_before]);
+                above_before.add(above.popc());
+                tied_before.add(tied.popc());
             });
-            body(octet, [byte(word.above, i), taken.get()], [above_before, taken_before]);
-        });
+        }
     }
 
     /// Writes the indices of the keys above the threshold, and of the first `ties` at it, in order. `before`: such keys
-    /// that come before this run; `base`: the place of the list's first word, 0 if none. The list has [`KEYS`] words to
-    /// spare: if the threshold is that of other keys, as with tops that are not their logits' own, there may be too many.
+    /// that come before this run; `base`: the place of the list's first word, 0 if none. If the threshold is that of other keys,
+    /// as with tops that are not their logits' own, there may be too many: those are left out.
     pub(super) fn write_indices(
         &self,
         run: &Run,
@@ -131,50 +111,55 @@ impl Places {
         list: SharedArray<u32>,
         base: Option<Reg<u32>>,
     ) {
-        self.each(run, ties, before, |octet, [above, taken], [above_before, taken_before]| {
+        self.each(run, ties, before, |word, [above, taken], [above_before, taken_before]| {
             let place = above_before + taken_before;
             let place = base.map_or(place, |base| place - base);
+            let selected = above | taken;
+            let end = place + selected.popc();
+            let selected = (place.le(end) & end.le(list.len())).select::<u32>(selected, 0u32);
+            // Straight on, since of each key in use many are selected: a loop over those waits for every step's result.
             let slot = Var::new(list.at(place).address());
-            let selected = place.lt(list.len() - KEYS).select::<u32>(above | taken, 0u32);
-            let first = octet.first_index();
-            for i in 0..KEYS {
-                when((selected & (1 << i)).ne(0), || {
-                    ptx::Shared::<u32>::from_address(slot.get()).store(first + i);
+            for i in 0..PER_WORD as u32 * KEYS {
+                when((selected & (1 << (2 * i))).ne(0), || {
+                    let first = word.vectors[(i / KEYS) as usize] * KEYS;
+                    ptx::Shared::<u32>::from_address(slot.get()).store(first + i % KEYS);
                     slot.add(4);
                 });
             }
         });
     }
 
-    /// Calls `sink(slot, key, index)` for the keys above the threshold, with slots from 0 on, and for the first
-    /// `cut.ties` at it, with slots from `first_tie` on. Both are in order. Keys are in the upper half, indices are of
-    /// the octet's first key and the key's number.
-    pub(super) fn emit_apart(
-        &self,
-        run: &Run,
-        cut: Cut,
-        first_tie: Reg<u32>,
-        sink: impl Fn(Reg<u32>, Reg<u32>, (Reg<u32>, u32)),
-    ) {
+    /// Calls `sink(slot, index, tied)` for the keys above the threshold, with slots from 0 on, and for the first
+    /// `cut.ties` at it, with slots from `first_tie` on. Both are in order.
+    pub(super) fn emit_apart(&self, run: &Run, cut: Cut, first_tie: Reg<u32>, sink: impl Fn(Reg<u32>, Reg<u32>, bool)) {
         let none = Reg::<u32>::from(0);
-        self.each(run, cut.ties, [none, none], |octet, [above, taken], [above_before, taken_before]| {
-            // Never so, unless the threshold is that of other keys.
-            let too_many = (above_before + above.popc()).gt(first_tie);
-            let above = too_many.select::<u32>(0u32, above);
-            let first = octet.first_index();
-            let emit_all = |mask: Reg<u32>, slot: Reg<u32>| {
-                let slot = Var::new(slot);
-                for i in 0..KEYS {
-                    when((mask & (1 << i)).ne(0), || {
-                        let word = octet.words[i as usize / 2].get();
-                        let key = if i % 2 == 0 { word << 16 } else { word & 0xFFFF_0000u32 };
-                        sink(slot.get(), key, (first, i));
-                        slot.add(1);
-                    });
-                }
-            };
-            emit_all(above, above_before);
-            when(taken.ne(0), || emit_all(taken, first_tie + taken_before));
+        self.each(run, cut.ties, [none, none], |word, [above, taken], [above_before, taken_before]| {
+            // Never more, unless the threshold is that of other keys.
+            let above = (above_before + above.popc()).le(first_tie).select::<u32>(above, 0u32);
+            word.for_each(above, above_before, |slot, index| sink(slot, index, false));
+            word.for_each(taken, first_tie + taken_before, |slot, index| sink(slot, index, true));
         });
+    }
+}
+
+impl Word {
+    /// `body(slot, index)` for each key of `selected`, in order, with the slots from `first` on; made for few.
+    fn for_each(&self, selected: Reg<u32>, first: Reg<u32>, body: impl Fn(Reg<u32>, Reg<u32>)) {
+        // The index that either octet's vector gives the last key of the word.
+        let lasts = [self.vectors[0] * KEYS + (2 * KEYS - 1), self.vectors[1] * KEYS + (KEYS - 1)];
+        let (left, slot) = (Var::new(selected), Var::new(first));
+        while_(
+            || left.get().ne(0),
+            || {
+                let mask = left.get();
+                let others = mask - 1;
+                left.set(mask & others);
+                // Two bits a key.
+                let zeros = (mask & !others).clz();
+                let index = zeros.lt(16).select::<u32>(lasts[1], lasts[0]) - (zeros >> 1);
+                body(slot.get(), index);
+                slot.add(1);
+            },
+        );
     }
 }

@@ -41,6 +41,8 @@ impl Octet {
 /// and (warp, line, lane) is the order of the indices.
 pub(super) struct Run {
     octets: Vec<Octet>,
+    /// Their vectors were each lane given consecutive ones of its warp's.
+    by_lane: Vec<Var<u32>>,
     /// Lines of a warp, the same in all.
     share: Var<u32>,
     part: Option<Part>,
@@ -60,7 +62,8 @@ impl Run {
     pub(super) fn new(octets: u32, cluster: Option<&Cluster>, t: Thread) -> Run {
         let octet = || Octet { base: Var::new(0u32), words: std::array::from_fn(|_| Var::new(0u32)) };
         let part = cluster.map(|cluster| Part { ctas: cluster.size, rank: cluster.rank, first: Var::new(0u32) });
-        Run { octets: (0..octets).map(|_| octet()).collect(), share: Var::new(0u32), part, t }
+        let by_lane = (0..octets).map(|_| Var::new(0u32)).collect();
+        Run { octets: (0..octets).map(|_| octet()).collect(), by_lane, share: Var::new(0u32), part, t }
     }
 
     /// Octets of a thread at most.
@@ -107,29 +110,51 @@ impl Run {
         line.mad(32u32, self.t.lane)
     }
 
+    /// As [`number`](Run::number) of the `j`th of as many consecutive octets of its warp's that fall to each lane.
+    pub(super) fn number_by_lane(&self, round: Reg<u32>, j: usize) -> Reg<u32> {
+        let lane = round.mad(self.t.warps(), self.t.warp) * 32 + self.t.lane;
+        lane.mad(self.share.get(), j as u32)
+    }
+
+    /// The vector of that octet.
+    pub(super) fn vector_by_lane(&self, j: usize) -> Reg<u32> {
+        self.by_lane[j].get()
+    }
+
+    /// Lines of a warp.
+    pub(super) fn share(&self) -> Reg<u32> {
+        self.share.get()
+    }
+
     /// Loads this thread's octets of a round among the `total` of the CTA, 16 bytes each; octet 0 of all CTAs is at `from`.
     pub(super) fn load(&self, round: Reg<u32>, total: Reg<u32>, from: Global<u32>) {
+        let vector = |n: Reg<u32>| self.part.as_ref().map_or(n, |part| part.first.get() + n);
         self.each(|j, octet| {
             let n = self.number(round, j);
-            let base = self.part.as_ref().map_or(n, |part| part.first.get() + n);
-            octet.base.set(base);
+            octet.base.set(vector(n));
             octet.clear();
-            when(n.lt(total), || octet.load(from.at(base * 4)));
+            when(n.lt(total), || octet.load(from.at(octet.base.get() * 4)));
+            self.by_lane[j].set(vector(self.number_by_lane(round, j)));
         });
     }
 
     /// As [`load`](Run::load) for the octets of a list, of `all`.
     pub(super) fn load_listed(&self, total: Reg<u32>, from: Global<u32>, list: SharedArray<u32>, all: Reg<u32>) {
         let last = all - 1;
+        let vector = |n: Reg<u32>| {
+            // Lists ascend and end within the row, unless tops past its end are not 0. The last may be cut short.
+            let bound = (n + 1).lt(total).select::<u32>(last - 1, last);
+            list.at(n).load().min(bound)
+        };
         self.each(|j, octet| {
             let n = self.number(Reg::from(0u32), j);
             octet.clear();
             when(n.lt(total), || {
-                // Lists ascend and end within the row, unless tops past its end are not 0. The last may be cut short.
-                let bound = (n + 1).lt(total).select::<u32>(last - 1, last);
-                octet.base.set(list.at(n).load().min(bound));
+                octet.base.set(vector(n));
                 octet.load(from.at(octet.base.get() * 4));
             });
+            let n = self.number_by_lane(Reg::from(0u32), j);
+            when(n.lt(total), || self.by_lane[j].set(vector(n)));
         });
     }
 
