@@ -64,6 +64,14 @@ fn select_needs_every_one_of_its_barriers() {
 }
 
 #[test]
+fn select_needs_its_codes_before_lanes_read_each_others() {
+    let kinds = [Kind::DataRace, Kind::Uninitialized];
+    check_select_mutant(&select_rows(), in_select(&kinds, Orders::Every), |m| {
+        m.drop(PLACES, ("pub(super) fn find", "sync_warp(); // ORDER"), |op| matches!(op, Op::BarWarp { .. }));
+    });
+}
+
+#[test]
 fn select_needs_its_zeroed_bins() {
     check_select_mutant(&select_rows(), in_select(&[Kind::Uninitialized], Orders::Every), |m| {
         let is_store = |op: &Op| matches!(op, Op::St { space: Space::Shared, .. });
