@@ -76,6 +76,17 @@ pub fn number(variable: &str) -> Result<Option<usize>> {
     }
 }
 
+/// CTAs per row that `BENCH_CLUSTER` asks for, or the choice.
+///
+/// # Errors
+/// Anything else in it than numbers.
+pub fn forced_clusters() -> Result<Vec<Option<u32>>> {
+    Ok(match &numbers("BENCH_CLUSTER", &[])?[..] {
+        [] => vec![None],
+        forced => forced.iter().map(|ctas| Some(*ctas as u32)).collect(),
+    })
+}
+
 /// Runs `gpu` on what was found, or `simulator` where there is no GPU that could be used; exits with 1 if that fails. A
 /// GPU that is there and does not work is a failure.
 pub fn run<T>(

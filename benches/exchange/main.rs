@@ -9,8 +9,9 @@
 //! ```
 //!
 //! With two GPUs also NCCL's all-gather of the same rows and the same merge. Without a GPU it says so and times the simulator
-//! on a tiny case. `BENCH_PARTS=local,merge,exchange,link` restricts the parts, `BENCH_ROWS=1,8` the rows, `BENCH_SAMPLES`
-//! sets the samples per line; `BENCH_JSON=FILE` keeps the results.
+//! on a tiny case. `BENCH_PARTS=local,merge,exchange,link` restricts the parts, `BENCH_ROWS=1,8` the rows; `BENCH_CLUSTER=1,2,4`
+//! times the local select with so many CTAs a row in turn, instead of the choice; `BENCH_SAMPLES` sets the samples per line;
+//! `BENCH_JSON=FILE` keeps the results.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,9 +25,11 @@ use dsa_dcp::merge;
 use dsa_kernels::local_topk;
 use gpu::{Device, Graph, SimConfig};
 
-use common::{Peak, Report, Result, Samples, graph_us, in_turn, number, numbers, print_device, wanted};
+use common::{
+    Peak, Report, Result, Samples, forced_clusters, graph_us, in_turn, number, numbers, print_device, wanted,
+};
 use group::Group;
-use rig::{Rig, Spec};
+use rig::{Rank, Rig, Spec};
 
 /// Keys of a row on each rank.
 const LOCAL_LEN: usize = 16_384;
@@ -50,15 +53,17 @@ impl Bench {
         self.report.line(name, samples, cost, peak, |peak| peak.fp8_flops_per_s)
     }
 
-    /// The local select, with its push and without.
+    /// The local select, with its push and without, of each number of CTAs a row in turn.
     fn local(&mut self) -> Result<()> {
         for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132])? {
-            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false };
-            let rig = Rig::new(&self.devices[..1], spec)?;
-            rig.run_checked()?;
-            let rank = &rig.ranks[0];
-            let pushing = rank.pushing.as_ref().ok_or("merges select by themselves")?;
-            let graph = |push: bool| {
+            let rigs = forced_clusters()?.into_iter().map(|cluster| {
+                let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false, cluster };
+                let rig = Rig::new(&self.devices[..1], spec)?;
+                rig.run_checked()?;
+                Ok(rig)
+            });
+            let rigs = rigs.collect::<Result<Vec<_>>>()?;
+            let graph = |rank: &Rank, push: bool| {
                 Graph::capture_with(&rank.stream, |stream| {
                     (0..LAUNCHES).try_for_each(|_| match push {
                         true => rank.launch_push(stream),
@@ -66,15 +71,38 @@ impl Bench {
                     })
                 })
             };
-            let graphs = [graph(false)?, graph(true)?];
-            let once = |graph: &Graph| graph_us(&rank.stream, graph, LAUNCHES);
-            let timed = in_turn(self.samples, &[&|| once(&graphs[0]), &|| once(&graphs[1])])?;
-            rig.run_checked()?;
+            let mut forms = Vec::new();
+            for rig in &rigs {
+                let rank = &rig.ranks[0];
+                let pushing = rank.pushing.as_ref().ok_or("merges select by themselves")?;
+                forms.push(("local", rank, rank.quiet.shape(), graph(rank, false)?));
+                forms.push(("local+push", rank, pushing.shape(), graph(rank, true)?));
+            }
+            let once: Vec<_> =
+                forms.iter().map(|(_, rank, _, graph)| move || graph_us(&rank.stream, graph, LAUNCHES)).collect();
+            let once: Vec<_> = once.iter().map(|once| once as &dyn Fn() -> Result<f64>).collect();
+            let timed = in_turn(self.samples, &once)?;
+            let mut b_rows = Vec::new();
+            for rig in &rigs {
+                rig.run_checked()?;
+                let rank = &rig.ranks[0];
+                for push in [true, false] {
+                    rank.b_rows.fill_bytes(&rank.stream, 0xA5)?;
+                    if push {
+                        rank.launch_push(&rank.stream)?
+                    } else {
+                        rank.launch_quiet(&rank.stream)?
+                    }
+                    b_rows.push(rank.b_rows.copy_to_vec(&rank.stream)?);
+                }
+            }
+            if b_rows.iter().any(|rows| *rows != b_rows[0]) {
+                return Err("the forms of local top-k differ".into());
+            }
             let lengths = vec![LOCAL_LEN; rows];
-            for ((name, shape), samples) in
-                [("local", rank.quiet.shape()), ("local+push", pushing.shape())].iter().zip(&timed)
-            {
-                self.line(&format!("{name:14} {}", spec.label()), samples, local_topk::cost(shape, &lengths));
+            for ((name, _, shape, _), samples) in forms.iter().zip(&timed) {
+                let label = format!("{name:14} {} CTAs per row {}", rigs[0].spec.label(), shape.cluster());
+                self.line(&label, samples, local_topk::cost(shape, &lengths));
             }
         }
         Ok(())
@@ -83,7 +111,8 @@ impl Bench {
     /// The merge of words that are all there.
     fn merge(&mut self) -> Result<()> {
         for rows in numbers("BENCH_ROWS", &[1, 8, 64, 132, 310])? {
-            let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false };
+            let spec =
+                Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false, cluster: None };
             let rig = Rig::new(&self.devices[..1], spec)?;
             rig.run_checked()?;
             let rank = &rig.ranks[0];
@@ -111,13 +140,13 @@ impl Bench {
         let rows_max = if several { usize::MAX } else { 64 };
         for n in [N, 1152] {
             for rows in numbers("BENCH_ROWS", &[1, 8, 64, 310])?.into_iter().filter(|rows| *rows <= rows_max) {
-                let spec = Spec { ranks: 2, n, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false };
+                let spec = Spec { ranks: 2, n, topk: TOPK, rows, local_len: LOCAL_LEN, skewed: false, cluster: None };
                 Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
             }
         }
         for skewed in [false, true] {
             for rows in numbers("BENCH_ROWS", &[1, 8])?.into_iter().filter(|rows| *rows <= 8) {
-                let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed };
+                let spec = Spec { ranks: RANKS, n: N, topk: TOPK, rows, local_len: LOCAL_LEN, skewed, cluster: None };
                 Group::new(&self.devices, spec)?.bench(&mut self.report, self.samples)?;
             }
         }
@@ -149,7 +178,7 @@ fn bench_gpu(devices: Vec<Device>) -> Result<()> {
 fn bench_simulator(why: &str) -> Result<()> {
     println!("no GPU ({why}): timing the simulator, which says nothing about the kernels");
     let devices = Device::simulated_group(SimConfig { devices: 2, ..SimConfig::default() });
-    let spec = Spec { ranks: 2, n: 256, topk: 384, rows: 2, local_len: 600, skewed: false };
+    let spec = Spec { ranks: 2, n: 256, topk: 384, rows: 2, local_len: 600, skewed: false, cluster: None };
     let rig = Rig::new(&devices, spec)?;
     let started = Instant::now();
     rig.run_checked()?;

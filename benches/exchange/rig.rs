@@ -36,12 +36,23 @@ pub struct Spec {
     pub local_len: usize,
     /// Rank 0 has all that is selected.
     pub skewed: bool,
+    /// CTAs of local top-k a row, or as many as pay.
+    pub cluster: Option<u32>,
 }
 
 impl Spec {
     pub fn exchange(&self) -> Result<ExchangeShape> {
         let own = Ownership::new(self.ranks, 1)?;
         Ok(ExchangeShape::new(own, self.rows, self.n, self.topk, self.ranks * self.local_len)?)
+    }
+
+    /// With the CTAs that were asked for, or chosen.
+    fn local_topk(&self, device: &Device, shape: LocalTopkShape) -> Result<IndexerLocalTopk> {
+        let shape = match self.cluster {
+            Some(cluster) => shape.with_cluster(cluster)?,
+            None => shape.for_launch(self.rows, self.local_len, device.info().sms),
+        };
+        Ok(IndexerLocalTopk::new(device, shape)?)
     }
 
     pub fn scratch(&self) -> PitchedScratch {
@@ -183,8 +194,8 @@ impl Rank {
         Ok(Rank {
             stream: device.stream()?,
             exchange: Exchange::with_limits(device, member, shape, limits)?,
-            pushing: shape.local_topk()?.map(|shape| IndexerLocalTopk::new(device, shape)).transpose()?,
-            quiet: IndexerLocalTopk::new(device, quiet)?,
+            pushing: shape.local_topk()?.map(|shape| spec.local_topk(device, shape)).transpose()?,
+            quiet: spec.local_topk(device, quiet)?,
             merge: ExchangeMerge::new(device, merge)?,
             gathered: shape.is_direct().then(gathered).transpose()?,
             logits: device.upload(&all)?,

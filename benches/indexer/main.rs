@@ -33,7 +33,7 @@ use gpu::Device;
 use kimi_decode::{FusedIndexer, IndexerConfig, IndexerScratch, LayerSpec, ScratchSpec, StepShape};
 
 use cases::{Case, Data};
-use common::{Peak, Report, Result, number, numbers, print_device, time_graph};
+use common::{Peak, Report, Result, forced_clusters, number, numbers, print_device, time_graph};
 use rig::{Pool, Rig};
 
 const DEFAULT_TOPK: usize = 2048;
@@ -66,14 +66,6 @@ impl What {
     fn parse(name: &str) -> Result<What> {
         Ok(What::ALL.into_iter().find(|what| what.name() == name).ok_or("no such kernel")?)
     }
-}
-
-/// CTAs per row that `BENCH_CLUSTER` asks for, or the choice.
-fn forced_clusters() -> Result<Vec<Option<u32>>> {
-    Ok(match &numbers("BENCH_CLUSTER", &[])?[..] {
-        [] => vec![None],
-        forced => forced.iter().map(|ctas| Some(*ctas as u32)).collect(),
-    })
 }
 
 /// Launches in one graph of `case`.

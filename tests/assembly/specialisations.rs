@@ -130,6 +130,14 @@ fn local_topk_shapes() -> Vec<LocalTopkShape> {
         shapes.extend([1, 2, 3, 4, 16].map(|ranks| shape(n).with_push(ranks).unwrap()));
         shapes.extend([shape(n), shape(n).with_push(8).unwrap().with_foreign_logits(true)]);
     }
+    // Several CTAs a row.
+    for cluster in [2, 4, 8, 16] {
+        for n in [128, 256, 384, 512, 1024, 2048, 3968, 4096] {
+            let Ok(quiet) = LocalTopkShape::full(n).unwrap().with_cluster(cluster) else { continue };
+            let foreign = quiet.with_push(3).unwrap().with_foreign_logits(true);
+            shapes.extend([quiet, quiet.with_push(8).unwrap(), foreign]);
+        }
+    }
     shapes
 }
 

@@ -60,12 +60,15 @@ pub struct GatheredTopk {
 }
 
 impl GatheredTopk {
-    /// Builds and compiles both kernels of an exchange; `foreign` as in [`LocalTopkShape::with_foreign_logits`].
+    /// Builds and compiles both kernels of an exchange for steps of its most rows; `foreign` as in [`LocalTopkShape::with_foreign_logits`].
     ///
     /// # Errors
     /// A device that refuses them.
     pub fn new(device: &Device, shape: &ExchangeShape, foreign: bool) -> Result<Self, DcpError> {
-        let kernel = |shape: LocalTopkShape| IndexerLocalTopk::new(device, shape.with_foreign_logits(foreign));
+        let (rows, length_max, sms) = (shape.rows(), shape.local_len_max(), device.info().sms);
+        let kernel = |local: LocalTopkShape| {
+            IndexerLocalTopk::new(device, local.with_foreign_logits(foreign).for_launch(rows, length_max, sms))
+        };
         let first = kernel(LocalTopkShape::new(shape.n(), shape.topk())?)?;
         Ok(GatheredTopk { first, full: kernel(LocalTopkShape::full(shape.topk())?)? })
     }

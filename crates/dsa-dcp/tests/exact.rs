@@ -24,8 +24,8 @@ fn matrix(ranks: &[usize]) -> Vec<Spec> {
     let each = |ranks: usize| {
         [(128, 256), (256, 512), (512, 640), (1024, 1152)].into_iter().flat_map(move |(n, topk)| {
             [1, 4, 64].map(move |interleave| {
-                let ids = interleave != 4;
-                Spec { interleave, ids, context_len_max: 20_000, ..Spec::new(ranks, n, topk) }
+                let (ids, cluster) = (interleave != 4, if interleave == 4 { 2 } else { 1 });
+                Spec { interleave, ids, cluster, context_len_max: 20_000, ..Spec::new(ranks, n, topk) }
             })
         })
     };
@@ -83,8 +83,8 @@ fn random_problems() {
         let interleave = 1 << rng.below(8);
         let q = 1 + rng.below(3);
         let page = 1 << rng.below(9);
-        let (ids, foreign) = (seed % 3 == 0, seed % 4 == 1);
-        let spec = Spec { interleave, q, page, ids, foreign, rows: 2 * q, ..Spec::new(ranks, n, topk) };
+        let (ids, foreign, cluster) = (seed % 3 == 0, seed % 4 == 1, [1, 2, 4, 1, 8, 2, 16][seed as usize % 7]);
+        let spec = Spec { interleave, q, page, ids, foreign, cluster, rows: 2 * q, ..Spec::new(ranks, n, topk) };
         let rows: Vec<Vec<u16>> = (0..2 * q)
             .map(|row| {
                 let len = [rng.below(8192), rng.below(2 * topk), rng.below(300)][rng.below(3)];
@@ -219,8 +219,9 @@ fn rows_of_a_request_share_their_table() {
 
 #[test]
 fn indices_of_17_bits_cross_the_exchange() {
-    let both = [Spec::new(2, 128, 256).direct(), Spec::new(2, 256, 384).ordinary()];
-    let both = both.map(|spec| Spec { context_len_max: 1 << 18, page: 1 << 12, rows: 1, ..spec });
+    let ordinary = Spec::new(2, 256, 384).ordinary();
+    let all = [Spec::new(2, 128, 256).direct(), ordinary.clone(), Spec { cluster: 4, ..ordinary }];
+    let all = all.map(|spec| Spec { context_len_max: 1 << 18, page: 1 << 12, rows: 1, ..spec });
     // The best keys lie past local index 2^16, on rank 1 all of them.
     let row: Vec<u16> = (0..1 << 18)
         .map(|id: usize| match id {
@@ -229,7 +230,7 @@ fn indices_of_17_bits_cross_the_exchange() {
             _ => 0x3F00,
         })
         .collect();
-    both.iter().for_each(|spec| on_sim(spec, |group| group.run(&Layer::new(group, vec![row.clone()], 0))));
+    all.iter().for_each(|spec| on_sim(spec, |group| group.run(&Layer::new(group, vec![row.clone()], 0))));
 }
 
 #[test]

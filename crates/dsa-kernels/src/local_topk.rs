@@ -16,14 +16,21 @@
 //! there, 16 bytes a thread.
 //!
 //! # Decomposition
-//! One CTA per row. Rows beyond the live ones have no keys, but are written and pushed like the others: every rank must
-//! take part in every row.
+//! One CTA per row, or a cluster of CTAs ([`LocalTopkShape::for_launch`] says how many pay): each has consecutive keys of the row,
+//! hence two runs of places, above the N-th key and at it, and writes and pushes those; 8-byte halves where two CTAs share a pair. To a word of
+//! the planes several CTAs may add: they send theirs to the first, which writes and pushes them all. The outputs do not
+//! depend on the number of CTAs. Rows beyond the live ones have no keys, but are written and pushed like the others: every
+//! rank must take part in every row.
 //!
 //! # Synchronisation
 //! CTA barriers, each with what it orders. Row ends are step metadata and are read before the dependency wait; logits, tops
 //! and epochs after it. The push is made of relaxed 16-byte stores at system scope whose 8-byte halves each carry the
 //! epoch: no fence and no flag. An epoch's counter moves only in the merge, after its own dependency wait, so this
 //! kernel's wait covers it. A rank whose exchange has failed pushes nothing more.
+//!
+//! Between the CTAs of a row as in [`select`](crate::select): asynchronous stores, each exchange with its own mbarrier; every CTA passes the one
+//! barrier of the cluster and waits for everything that is sent to it before it ends. Planes are sent where a row has more than
+//! 2^16 keys, which all its CTAs see alike.
 //!
 //! # Bound
 //! Latency, as select; with a push, also N (1 + 1/32) times 8 bytes per row and rank over the links: [`cost`].
@@ -40,11 +47,13 @@ use dsa_core::layout::b_row::BRow;
 use dsa_core::layout::ll_slot::PAIR_BYTES;
 
 use crate::cost::Cost;
+use crate::topk;
 
 /// What a local top-k kernel is specialised for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LocalTopkShape {
     n: u32,
+    cluster: u32,
     push_ranks: Option<u32>,
     foreign: bool,
 }
@@ -70,7 +79,7 @@ impl LocalTopkShape {
         if topk == 0 || !topk.is_multiple_of(TOPK_MULTIPLE) || topk > TOPK_MAX {
             return Err(ShapeError::TopkUnsupported { topk });
         }
-        Ok(LocalTopkShape { n: topk as u32, push_ranks: None, foreign: false })
+        Ok(LocalTopkShape { n: topk as u32, cluster: 1, push_ranks: None, foreign: false })
     }
 
     /// Also pushes the rows to the slots of each of `ranks` ranks, this one's own included.
@@ -84,6 +93,23 @@ impl LocalTopkShape {
         Ok(LocalTopkShape { push_ranks: Some(ranks as u32), ..self })
     }
 
+    /// `cluster` CTAs share each row.
+    ///
+    /// # Errors
+    /// Others than 1, 2, 4, 8 or 16; 16 for more than 3968 keys per row.
+    pub fn with_cluster(self, cluster: u32) -> Result<Self, ShapeError> {
+        if !topk::fits(cluster, self.n) {
+            return Err(ShapeError::ClusterUnsupported { cluster, topk: self.n as usize });
+        }
+        Ok(LocalTopkShape { cluster, ..self })
+    }
+
+    /// With as many CTAs for each row as pay in a launch of `rows` rows of up to `length_max` local keys on a device of `sms`
+    /// multiprocessors.
+    pub fn for_launch(self, rows: usize, length_max: usize, sms: u32) -> Self {
+        LocalTopkShape { cluster: topk::choose(rows, length_max, sms as usize), ..self }
+    }
+
     /// For logits that this project's score did not write: any NaN pattern ranks lowest, -0 equals +0.
     pub fn with_foreign_logits(self, foreign: bool) -> Self {
         LocalTopkShape { foreign, ..self }
@@ -92,6 +118,11 @@ impl LocalTopkShape {
     /// Keys per row.
     pub fn n(&self) -> u32 {
         self.n
+    }
+
+    /// CTAs that share a row.
+    pub fn cluster(&self) -> u32 {
+        self.cluster
     }
 
     /// Ranks that rows are pushed to.
@@ -106,9 +137,10 @@ impl LocalTopkShape {
 
     /// Entry name.
     pub fn name(&self) -> String {
+        let cluster = if self.cluster > 1 { format!("_c{}", self.cluster) } else { String::new() };
         let push = self.push_ranks.map_or(String::new(), |ranks| format!("_push{ranks}"));
         let foreign = if self.foreign { "_foreign" } else { "" };
-        format!("local_topk_n{}{push}{foreign}", self.n)
+        format!("local_topk_n{}{cluster}{push}{foreign}", self.n)
     }
 
     /// Threads of a CTA.
@@ -118,7 +150,7 @@ impl LocalTopkShape {
 
     /// Registers of a thread at most, for a CTA to start beside score's.
     fn registers(&self) -> Option<u32> {
-        (self.n <= 2048).then_some(64)
+        (self.n / self.cluster <= 2048).then_some(64)
     }
 }
 

@@ -45,13 +45,6 @@ use dsa_core::{IndexShape, ShapeError};
 use crate::cost::Cost;
 use crate::topk;
 
-/// Keys of the longest row for each CTA at least, or the exchanges cost more than the sharing gains.
-const KEYS_PER_CTA_MIN: usize = 4096;
-/// Rows of up to this many keys are one CTA's, for the same reason.
-const ALONE_MAX: usize = 8192;
-/// Most CTAs of a row that are chosen: larger clusters fit few multiprocessors of a processing cluster.
-const CLUSTER_CHOSEN_MAX: u32 = 8;
-
 /// What a select kernel is specialised for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SelectShape {
@@ -89,12 +82,8 @@ impl SelectShape {
     /// With as many CTAs for each row as pay in a launch of `rows` rows of up to `length_max` keys on a device of `sms`
     /// multiprocessors, between two launches of score: as measured on an H200.
     pub fn for_launch(self, rows: usize, length_max: usize, sms: u32) -> Self {
-        let pays = |cluster: u32| {
-            // Where clusters take more, score's next CTAs double up on the multiprocessors left, and a step becomes slower.
-            let leaves_half = rows.saturating_mul(cluster as usize) <= sms as usize / 2;
-            cluster == 1 || (leaves_half && length_max >= KEYS_PER_CTA_MIN * cluster as usize && length_max > ALONE_MAX)
-        };
-        let cluster = topk::CLUSTERS.into_iter().filter(|c| *c <= CLUSTER_CHOSEN_MAX && pays(*c)).max().unwrap_or(1);
+        // Where clusters take more than half, score's next CTAs double up on the multiprocessors left, and a step becomes slower.
+        let cluster = topk::choose(rows, length_max, sms as usize / 2);
         SelectShape { cluster, ..self }
     }
 

@@ -13,19 +13,20 @@
 //! cluster may share a row: each holds its part and sends its 256 counts of a digit to all. Listed vectors are dealt to them by
 //! place, so that each has K over their number, wherever in the row they lie.
 
+mod b_row;
 mod cluster;
 mod places;
 mod run;
 
+pub use b_row::BRowPart;
 pub use cluster::Slice;
-pub(crate) use cluster::{CLUSTERS, fits};
+pub(crate) use cluster::{choose, fits};
 
 use dsa_core::consts::{KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};
 use dsa_core::device::radix::{Crossing, WARP_BINS, WARP_DIGIT_BITS, find_topdown_in_warp};
 use dsa_core::device::scan::{Thread, fill};
-use dsa_core::layout::b_row::BRow;
-use ptx::{Atomic, Global, Pred, Reg, Scope, Sem, SharedArray, Var, for_range, repeat, sync_threads, when, when_else};
+use ptx::{Global, Pred, Reg, SharedArray, Var, for_range, repeat, sync_threads, when, when_else};
 
 use cluster::Cluster;
 use places::Places;
@@ -92,15 +93,11 @@ impl RowTopk {
     /// Selects `k` keys, a multiple of 128, by `cluster` CTAs together; reserves its part of the shared layout. `foreign` logits
     /// may hold any NaN pattern and -0.
     pub fn new(k: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
-        Self::with_list(k, k + KEYS, cluster, foreign, t)
+        Self::with_list(k, k + KEYS, cluster, None, foreign, t)
     }
 
-    /// As [`new`](RowTopk::new) for one CTA, with room for the selection as a [`BRow`].
-    pub fn with_b_row(k: u32, foreign: bool, t: Thread) -> RowTopk {
-        Self::with_list(k, BRow::new(k as usize).words() as u32 + KEYS, 1, foreign, t)
-    }
-
-    fn with_list(k: u32, list_words: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
+    /// With a list of so many words, and `planes` words of each CTA to gather, if any.
+    fn with_list(k: u32, list_words: u32, cluster: u32, planes: Option<u32>, foreign: bool, t: Thread) -> RowTopk {
         let smem = Smem {
             bins: SharedArray::aligned("bins", WARP_BINS, 16),
             low: SharedArray::aligned("low", WARP_BINS + 1, 16),
@@ -108,7 +105,7 @@ impl RowTopk {
             crossing: SharedArray::aligned("crossing", 4, 8),
             scan: SharedArray::new("scan", t.warps()),
         };
-        let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, smem.crossing, t));
+        let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, planes, smem.crossing, t));
         RowTopk { k, foreign, smem, cluster, t }
     }
 
@@ -152,44 +149,6 @@ impl RowTopk {
         self.smem.list
     }
 
-    /// The words of the row that [`write_b_row`](RowTopk::write_b_row) left.
-    pub fn b_row(&self) -> SharedArray<u32> {
-        self.smem.list
-    }
-
-    /// The first K keys of `row`, however short, as a [`BRow`]; returns how many there are. All threads call it after the
-    /// barrier that [`clear`](RowTopk::clear) needs. A CTA barrier must follow before the row is read.
-    pub fn write_b_row(&self, row: Row) -> Reg<u32> {
-        let RowTopk { k, smem, t, foreign, .. } = self;
-        let planes = smem.list.ptr().at(*k);
-        when_else(
-            row.length.le(*k),
-            || {
-                when(t.index.lt(smem.list.len() - KEYS - k), || planes.at(t.index).store(0u32));
-                for_range(t.index, *k, t.threads, |slot| {
-                    let value = Var::new(0u32);
-                    when(slot.lt(row.length), || {
-                        value.set((row.key(slot, *foreign) << 16) | ((slot & 0xFFFF) ^ 0xFFFF));
-                    });
-                    smem.list.at(slot).store(value.get());
-                });
-            },
-            || {
-                let Selected { run, places, cut, .. } = self.search(row, || (), false);
-                let first_tie = Reg::<u32>::from(*k) - cut.ties;
-                places.emit_apart(&run, cut, first_tie, |slot, index, tied| {
-                    let key = if tied { cut.threshold } else { row.key(index, *foreign) };
-                    smem.list.at(slot).store((key << 16) | ((index & 0xFFFF) ^ 0xFFFF));
-                    when(index.ge(1 << 16), || {
-                        let bit = Reg::<u32>::from(1) << (slot & 31);
-                        planes.at(slot >> 5).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), bit);
-                    });
-                });
-            },
-        );
-        row.length.min(*k)
-    }
-
     /// Writes the ids of the K first keys of a row of more in ascending order; `start` is called before the row is read.
     /// Returns which places of the K are this CTA's, none if all are. All threads call it after the barrier that
     /// [`clear`](RowTopk::clear) needs. Ends with a CTA barrier.
@@ -224,6 +183,7 @@ impl RowTopk {
         let mut places = None;
         let (threshold, ties) = (Var::new(0u32), Var::new(0u32));
         let mut slice = None;
+        cluster.iter().for_each(|cluster| cluster.keep(row));
         start();
         repeat(|l| {
             let pass = Pass {
@@ -278,7 +238,7 @@ impl RowTopk {
             listed.set(1u32);
             total.set(own_k);
             rounds.set(run.deal_own(total.get()));
-            from.set(row.logits.address());
+            from.set(cluster.map_or(row.logits, |cluster| cluster.recall_logits(row)).address());
             // One below: ties at the K-th top must have a bin of their own, in which all of them are counted.
             low.set(cut.threshold - 1);
         });

@@ -27,15 +27,17 @@ fn canonical() -> Vec<(String, String)> {
         let shape = SelectShape::new(topk, page).unwrap();
         (shape.name(), select::build(&shape, Target::Sm90a).unwrap().ptx())
     };
-    let local_topk = |n, ranks| {
-        let shape = LocalTopkShape::new(n, 2048).unwrap().with_push(ranks).unwrap();
-        (shape.name(), local_topk::build(&shape, Target::Sm90a).unwrap().ptx())
+    let local_topk = |n, cluster, ranks, target| {
+        let shape = LocalTopkShape::new(n, 2048).unwrap().with_cluster(cluster).unwrap().with_push(ranks).unwrap();
+        (shape.name(), local_topk::build(&shape, target).unwrap().ptx())
     };
     vec![
         score(1, ScoreForm::Compact { topk: 2048 }, ScaleForm::Ue8m0),
         score(2, ScoreForm::Pitched, ScaleForm::Fp32),
         select(2048, 64),
-        local_topk(512, 8),
+        local_topk(512, 1, 8, Target::Sm90a),
+        local_topk(512, 2, 8, Target::Sm90a),
+        local_topk(512, 4, 8, Target::Sm100a),
     ]
 }
 

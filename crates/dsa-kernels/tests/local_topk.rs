@@ -2,99 +2,13 @@
 
 mod common;
 
-use common::{GUARD, POISON, POISON32, in_every_order, on_every_device, sized};
+use common::*;
 use dsa_core::ShapeError;
-use dsa_core::consts::{KEYS_PER_TOP, LOCAL_CONTEXT_MAX, PAGE};
+use dsa_core::consts::LOCAL_CONTEXT_MAX;
 use dsa_core::generate::{LogitPattern, SplitMix64};
-use dsa_core::layout::ll_slot::{LlSlots, next_epoch};
-use dsa_core::layout::pitched_scratch::PitchedScratch;
-use dsa_core::numerics::order16::canonical_logit;
-use dsa_core::oracle::merge::local_slots;
-use dsa_core::oracle::score::tops;
 use dsa_kernels::KernelError;
 use dsa_kernels::local_topk::{IndexerLocalTopk, LocalTopkShape, LocalTopkStep, Push, cost};
-use gpu::{Buffer, Device, Stream};
-
-/// Rows of logits on a device, laid out as the pitched score does: only pages that hold keys are written.
-struct Rig {
-    stream: Stream,
-    logits: Buffer<u16>,
-    tops: Buffer<u16>,
-    row_ends: Buffer<i32>,
-    out: Buffer<u32>,
-    counts: Buffer<i32>,
-    scratch: PitchedScratch,
-    length_max: usize,
-    rows: usize,
-}
-
-impl Rig {
-    fn new(device: &Device, n: usize, rows: &[Vec<u16>], spare: usize) -> Rig {
-        let length_max = rows.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        let ends: Vec<i32> = rows.iter().map(|row| row.len() as i32).collect();
-        Rig::with_ends(device, n, rows, spare, &ends, length_max)
-    }
-
-    fn with_ends(device: &Device, n: usize, rows: &[Vec<u16>], spare: usize, ends: &[i32], length_max: usize) -> Rig {
-        let stream = device.stream().unwrap();
-        let scratch = PitchedScratch::new(rows.len(), length_max);
-        let logits = device.alloc::<u16>(scratch.logits_len()).unwrap();
-        let top_words = device.alloc::<u16>(scratch.tops_len()).unwrap();
-        // On a GPU what is not written is the largest top and logit; in the simulator it may not be read.
-        if !device.info().simulated {
-            logits.fill_bytes(&stream, 0x7F).unwrap();
-            top_words.fill_bytes(&stream, 0xFF).unwrap();
-        }
-        for (row, values) in rows.iter().enumerate() {
-            let mut padded = values.clone();
-            padded.resize(values.len().next_multiple_of(PAGE), 0x7F80); // +infinity past the end
-            let at = scratch.row_start(row);
-            logits.view(at..at + padded.len()).unwrap().copy_from(&stream, &padded).unwrap();
-            let mut row_tops = tops(values, values.len());
-            row_tops.resize(padded.len() / KEYS_PER_TOP, 0);
-            let at = at / KEYS_PER_TOP;
-            top_words.view(at..at + row_tops.len()).unwrap().copy_from(&stream, &row_tops).unwrap();
-        }
-        let total = rows.len() + spare;
-        let words = LocalTopkShape::new(n, 4096).unwrap().row().words();
-        let rig = Rig {
-            logits,
-            tops: top_words,
-            row_ends: device.upload(ends).unwrap(),
-            out: device.alloc(total * words + GUARD).unwrap(),
-            counts: device.alloc(total + GUARD).unwrap(),
-            scratch,
-            length_max,
-            rows: total,
-            stream,
-        };
-        rig.out.fill_bytes(&rig.stream, POISON).unwrap();
-        rig.counts.fill_bytes(&rig.stream, POISON).unwrap();
-        rig
-    }
-
-    fn step(&self) -> LocalTopkStep<'_> {
-        LocalTopkStep {
-            logits: self.logits.as_view(),
-            tops: self.tops.as_view(),
-            pitch: self.scratch.pitch(),
-            row_ends: self.row_ends.as_view(),
-            length_max: self.length_max,
-            out: self.out.view(..self.out.len() - GUARD).unwrap(),
-            counts: self.counts.view(..self.rows).unwrap(),
-            push: None,
-        }
-    }
-
-    /// The output rows and counts; their guards must be intact.
-    fn read(&self) -> (Vec<u32>, Vec<i32>) {
-        let mut out = self.out.copy_to_vec(&self.stream).unwrap();
-        let mut counts = self.counts.copy_to_vec(&self.stream).unwrap();
-        assert!(out.split_off(out.len() - GUARD).iter().all(|x| *x == POISON32 as u32), "a write past the rows");
-        assert!(counts.split_off(self.rows).iter().all(|x| *x == POISON32), "a write past the counts");
-        (out, counts)
-    }
-}
+use gpu::Device;
 
 /// Tops of other logits, as in scratch that another step left: wrong keys, but of the row, and nothing is touched beside the
 /// outputs.
@@ -106,67 +20,30 @@ fn tops_that_are_not_their_logits_own_do_no_harm() {
             let lengths = [20_003, 100_000, 300];
             for pattern in [LogitPattern::Gaussian, LogitPattern::AllEqual, LogitPattern::Descending] {
                 let rows: Vec<Vec<u16>> = lengths.iter().map(|len| pattern.row(*len as u64, *len)).collect();
-                let rig = Rig::new(device, n, &rows, 0);
-                let select = IndexerLocalTopk::new(device, LocalTopkShape::new(n, 4096).unwrap()).unwrap();
+                let rig = LocalRig::new(device, n, &rows, 0);
+                let kernels = local_kernels(device, LocalTopkShape::new(n, 4096).unwrap(), seed_of(&rows));
                 let mut rng = SplitMix64::new(n as u64);
                 for (low, mask) in [(0, 0), (1, 0), (0x8000, 0), (0xFFFF, 0), (0, 0xFFFF), (0x8200, 1)] {
                     let garbage: Vec<u16> = (0..rig.tops.len()).map(|_| low ^ (rng.next_u64() as u16 & mask)).collect();
                     rig.tops.copy_from(&rig.stream, &garbage).unwrap();
-                    select.launch(&rig.stream, &rig.step()).unwrap();
-                    let (out, counts) = rig.read();
-                    assert_eq!(counts, lengths.map(|len| len.min(n) as i32));
-                    for (row, len) in out.chunks(layout.words()).zip(lengths) {
-                        let local = |slot: usize| {
-                            let high = row[n + slot / 32] >> (slot % 32) & 1;
-                            (high << 16 | (0xFFFF - (row[slot] & 0xFFFF))) as usize
-                        };
-                        let strays = (0..n).filter(|slot| row[*slot] != 0 && local(*slot) >= len);
-                        assert_eq!(strays.count(), 0, "{pattern:?}, {len} keys");
+                    for kernel in &kernels {
+                        rig.out.fill_bytes(&rig.stream, POISON).unwrap();
+                        kernel.launch(&rig.stream, &rig.step()).unwrap();
+                        let (out, counts) = rig.read();
+                        assert_eq!(counts, lengths.map(|len| len.min(n) as i32));
+                        for (row, len) in out.chunks(layout.words()).zip(lengths) {
+                            let local = |slot: usize| {
+                                let high = row[n + slot / 32] >> (slot % 32) & 1;
+                                (high << 16 | (0xFFFF - (row[slot] & 0xFFFF))) as usize
+                            };
+                            let strays = (0..n).filter(|slot| row[*slot] != 0 && local(*slot) >= len);
+                            assert_eq!(strays.count(), 0, "{}, {pattern:?}, {len} keys", kernel.shape().name());
+                        }
                     }
                 }
             }
         }
     });
-}
-
-/// The rows of the oracle, empty ones for the spare.
-fn expected(n: usize, rows: &[Vec<u16>], spare: usize) -> (Vec<u32>, Vec<i32>) {
-    let layout = LocalTopkShape::new(n, 4096).unwrap().row();
-    let none = vec![Vec::new(); spare];
-    let all = rows.iter().chain(&none);
-    let (words, counts): (Vec<_>, Vec<_>) = all
-        .map(|row| {
-            let slots = local_slots(row, n);
-            (layout.encode(&slots), slots.len() as i32)
-        })
-        .unzip();
-    (words.concat(), counts)
-}
-
-#[track_caller]
-fn compare(got: &(Vec<u32>, Vec<i32>), want: &(Vec<u32>, Vec<i32>), words: usize) {
-    if let Some(at) = (0..want.0.len()).find(|&i| got.0[i] != want.0[i]) {
-        let (row, word) = (at / words, at % words);
-        panic!("row {row}, word {word}: {:#010x}, want {:#010x}", got.0[at], want.0[at]);
-    }
-    assert_eq!(got.1, want.1, "counts");
-}
-
-#[track_caller]
-fn check(device: &Device, n: usize, rows: &[Vec<u16>], foreign: bool, spare: usize) {
-    let shape = LocalTopkShape::new(n, 4096).unwrap().with_foreign_logits(foreign);
-    let kernel = IndexerLocalTopk::new(device, shape).unwrap();
-    let rig = Rig::new(device, n, rows, spare);
-    let want = expected(n, rows, spare);
-    for _ in 0..2 {
-        kernel.launch(&rig.stream, &rig.step()).unwrap();
-        compare(&rig.read(), &want, shape.row().words());
-        rig.out.fill_bytes(&rig.stream, POISON).unwrap();
-    }
-}
-
-fn canonical(row: Vec<u16>) -> Vec<u16> {
-    row.into_iter().map(canonical_logit).collect()
 }
 
 #[test]
@@ -177,7 +54,7 @@ fn every_pattern_at_every_edge() {
             let lengths = [0, 1, n - 1, n, n + 1, 2 * n + 3, 8 * n - 1, 8 * n + 1, 20 * n + 5, 16_384, 16_385, 20_000];
             for (seed, pattern) in LogitPattern::ALL.into_iter().enumerate() {
                 let rows: Vec<_> = lengths.iter().map(|&len| canonical(pattern.row(seed as u64, len))).collect();
-                check(device, n, &rows, false, 1);
+                check_local_topk(device, n, &rows, false, 1);
             }
         }
     });
@@ -188,7 +65,7 @@ fn foreign_logits_rank_nan_last_and_minus_zero_as_zero() {
     on_every_device(|device| {
         let patterns = [LogitPattern::NanMix, LogitPattern::SignedZeros, LogitPattern::Infinities];
         let rows: Vec<_> = patterns.iter().flat_map(|p| [100, 129, 3000].map(|len| p.row(5, len))).collect();
-        check(device, 128, &rows, true, 0);
+        check_local_topk(device, 128, &rows, true, 0);
     });
 }
 
@@ -201,8 +78,8 @@ fn local_indices_have_17_bits() {
         late[65_530..65_540].fill(0x4080); // fours on both sides of 2^16
         let rows =
             vec![late, canonical(LogitPattern::Gaussian.row(3, len)), canonical(LogitPattern::Ties.row(4, 70_000))];
-        check(device, 128, &rows, false, 0);
-        check(device, 3968, &rows[1..2], false, 0);
+        check_local_topk(device, 128, &rows, false, 0);
+        check_local_topk(device, 3968, &rows[1..2], false, 0);
     });
 }
 
@@ -211,7 +88,7 @@ fn results_do_not_depend_on_the_order() {
     in_every_order(4, |device| {
         let len = sized(device, 17_000, 60_000);
         let rows = [LogitPattern::Ties, LogitPattern::AllEqual, LogitPattern::Gaussian].map(|p| p.row(9, len));
-        check(device, 128, &rows.map(canonical), false, 1);
+        check_local_topk(device, 128, &rows.map(canonical), false, 1);
     });
 }
 
@@ -219,63 +96,54 @@ fn results_do_not_depend_on_the_order() {
 fn garbage_row_ends_are_bounded() {
     on_every_device(|device| {
         let rows = vec![canonical(LogitPattern::Gaussian.row(1, 640)); 4];
-        let rig = Rig::with_ends(device, 128, &rows, 0, &[i32::MAX, -1, i32::MIN, 200], 640);
-        let kernel = IndexerLocalTopk::new(device, LocalTopkShape::new(128, 256).unwrap()).unwrap();
-        kernel.launch(&rig.stream, &rig.step()).unwrap();
+        let rig = LocalRig::with_ends(device, 128, &rows, 0, &[i32::MAX, -1, i32::MIN, 200], 640);
         let short = rows[0][..200].to_vec();
-        let want = expected(128, &[rows[0].clone(), vec![], vec![], short], 0);
-        compare(&rig.read(), &want, kernel.shape().row().words());
+        let seen = [rows[0].clone(), vec![], vec![], short];
+        for seed in 0..3 {
+            let kernels = local_kernels(device, LocalTopkShape::new(128, 256).unwrap(), seed);
+            check_local_with(&kernels, &rig, &seen);
+        }
     });
 }
 
 #[test]
 fn pushed_rows_arrive_at_every_rank_and_nothing_else_is_written() {
     in_every_order(4, |device| {
-        let (n, ranks, rank, slot_rows) = (128, 3, 1, 4);
-        let rows: Vec<_> = [0, 100, 700].map(|len| canonical(LogitPattern::Gaussian.row(2, len))).into();
-        let shape = LocalTopkShape::new(n, 256).unwrap().with_push(ranks).unwrap();
-        let kernel = IndexerLocalTopk::new(device, shape).unwrap();
-        let rig = Rig::new(device, n, &rows, 0);
-        let slots = LlSlots::new(ranks, slot_rows, shape.row());
-        let boxes: Vec<_> = (0..ranks).map(|_| device.alloc_zeros::<u32>(slots.bytes() / 4).unwrap()).collect();
-        let peers = device.upload(&boxes.iter().map(|b| b.ptr().address()).collect::<Vec<_>>()).unwrap();
-        let counters = [0, u32::MAX, 7, 99];
-        let epochs = device.upload(&counters).unwrap();
-        let mut want = vec![0u32; slots.bytes() / 4];
-        let (b_rows, _) = expected(n, &rows, 0);
-        for (row, words) in b_rows.chunks(shape.row().words()).enumerate() {
-            let epoch = next_epoch(counters[row]);
-            let at = slots.slot(epoch, rank, row) / 4;
-            let pairs = LlSlots::encode(words, epoch);
-            want[at..at + pairs.len()].copy_from_slice(&pairs);
-        }
-        for failed in [true, false] {
-            let status = device.upload(&[u32::from(failed), 0, 0, 0]).unwrap();
-            let push = Push {
-                peers: peers.as_view(),
-                epochs: epochs.as_view(),
-                status: status.as_view(),
-                rank,
-                length_max: rig.length_max,
-            };
-            kernel.launch(&rig.stream, &LocalTopkStep { push: Some(push), ..rig.step() }).unwrap();
-            for slots in &boxes {
-                let got = slots.copy_to_vec(&rig.stream).unwrap();
-                match failed {
-                    true => assert!(got.iter().all(|x| *x == 0), "a failed exchange pushes nothing"),
-                    false => assert!(got == want, "pushed pairs"),
-                }
+        let (n, ranks) = (128, 3);
+        let patterns = [LogitPattern::Gaussian, LogitPattern::FewDistinct(5)];
+        for pattern in patterns {
+            let rows: Vec<_> = [0, 100, 700, 130].map(|len| canonical(pattern.row(2, len))).into();
+            let rig = LocalRig::new(device, n, &rows, 1);
+            let boxes = Boxes::new(device, n, [ranks, 1], &[0, u32::MAX, 7, 99, 5, 6]);
+            let shape = LocalTopkShape::new(n, 256).unwrap().with_push(ranks).unwrap();
+            for kernel in local_kernels(device, shape, seed_of(&rows)) {
+                boxes.check_push(&kernel, &rig, &rows);
             }
-            compare(&rig.read(), &expected(n, &rows, 0), shape.row().words());
         }
-        assert_eq!(epochs.copy_to_vec(&rig.stream).unwrap(), counters, "only the merge moves the epochs");
+    });
+}
+
+#[test]
+fn rows_are_pushed_to_any_number_of_ranks() {
+    on_every_device(|device| {
+        for ranks in 1..=16 {
+            let n = [128, 512, 256][ranks % 3];
+            let rows: Vec<_> =
+                [2000, n, 5001].map(|len| canonical(LogitPattern::FewDistinct(30).row(ranks as u64, len))).into();
+            let rig = LocalRig::new(device, n, &rows, 0);
+            let boxes = Boxes::new(device, n, [ranks, ranks - 1], &[3, 4, 5]);
+            let shape = LocalTopkShape::full(n).unwrap().with_push(ranks).unwrap();
+            for kernel in local_kernels(device, shape, ranks) {
+                boxes.check_push(&kernel, &rig, &rows);
+            }
+        }
     });
 }
 
 #[test]
 fn a_step_without_rows_launches_nothing() {
     on_every_device(|device| {
-        let rig = Rig::new(device, 128, &[], 0);
+        let rig = LocalRig::new(device, 128, &[], 0);
         let kernel = IndexerLocalTopk::new(device, LocalTopkShape::new(128, 256).unwrap()).unwrap();
         kernel.launch(&rig.stream, &rig.step()).unwrap();
         assert_eq!(rig.read(), (vec![], vec![]));
@@ -297,7 +165,7 @@ fn unsupported_sizes_are_refused() {
 #[test]
 fn launches_that_do_not_fit_are_refused() {
     on_every_device(|device| {
-        let rig = Rig::new(device, 128, &[vec![0; 600], vec![0; 300]], 0);
+        let rig = LocalRig::new(device, 128, &[vec![0; 600], vec![0; 300]], 0);
         let kernel = IndexerLocalTopk::new(device, LocalTopkShape::new(128, 256).unwrap()).unwrap();
         let refused = |step: LocalTopkStep<'_>| match kernel.launch(&rig.stream, &step) {
             Err(KernelError::BufferTooShort { buffer, .. }) => buffer,
@@ -337,7 +205,7 @@ fn views_of_another_device_are_refused() {
     let [device, other] = [(); 2].map(|()| Device::simulated(gpu::SimConfig::default()));
     let shape = LocalTopkShape::new(128, 256).unwrap().with_push(2).unwrap();
     let kernel = IndexerLocalTopk::new(&device, shape).unwrap();
-    let rigs = [&device, &other].map(|device| Rig::new(device, 128, &[vec![0; 600]], 0));
+    let rigs = [&device, &other].map(|device| LocalRig::new(device, 128, &[vec![0; 600]], 0));
     let words = [&device, &other].map(|device| device.alloc_zeros::<u32>(4).unwrap());
     let peers = [&device, &other].map(|device| device.alloc_zeros::<u64>(2).unwrap());
     let step = || rigs[0].step();

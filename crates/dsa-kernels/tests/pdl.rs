@@ -198,7 +198,8 @@ fn every_kernel() -> Vec<std::sync::Arc<KernelIr>> {
     }
     for n in [128, 512, 3968] {
         let shape = LocalTopkShape::new(n, 4096).unwrap();
-        for shape in [shape, shape.with_push(8).unwrap()] {
+        let shared = [2, 4, 8].map(|cluster| shape.with_cluster(cluster).unwrap());
+        for shape in [shape].into_iter().chain(shared).flat_map(|shape| [shape, shape.with_push(8).unwrap()]) {
             kernels.push(local_topk::build(&shape, Target::Sm90a).unwrap().ir().clone());
         }
     }

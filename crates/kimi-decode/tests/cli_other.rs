@@ -37,6 +37,7 @@ fn ptx_prints_the_specialisation_asked_for() {
     );
     assert_eq!(entry(&print(&["select", "cluster=8"])), "select_topk_k2048_page64_c8");
     assert_eq!(entry(&print(&["local_topk", "n=1152", "push=2"])), "local_topk_n1152_push2");
+    assert_eq!(entry(&print(&["local_topk", "cluster=4", "push=2"])), "local_topk_n512_c4_push2");
     let merge = entry(&print(&["merge", "ranks=2", "context=65536", "gathered"]));
     assert!(merge.contains("_w2_") && merge.contains("_n1152_") && merge.contains("_gathered"), "{merge}");
     assert_eq!(

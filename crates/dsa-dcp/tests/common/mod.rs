@@ -49,6 +49,8 @@ pub struct Spec {
     pub hold: bool,
     /// Whether the merge writes ids.
     pub ids: bool,
+    /// CTAs of the local top-k a row.
+    pub cluster: u32,
 }
 
 impl Spec {
@@ -67,6 +69,7 @@ impl Spec {
             poll: Duration::from_millis(200),
             hold: false,
             ids: true,
+            cluster: 1,
         }
     }
 
@@ -166,7 +169,7 @@ impl Group {
     /// With kernels rewritten, if asked.
     pub fn new(spec: &Spec, devices: &[Device], local: Option<Rewrite<'_>>, merge: Option<Rewrite<'_>>) -> Group {
         let local_topk = spec.exchange().local_topk().unwrap().map(|shape| {
-            let shape = shape.with_foreign_logits(spec.foreign);
+            let shape = shape.with_foreign_logits(spec.foreign).with_cluster(spec.cluster).unwrap();
             let kernel = build_local(&shape, Target::Sm90a).unwrap();
             let Some(rewrite) = local else { return (shape, kernel) };
             let mut ir = KernelIr::clone(kernel.ir());

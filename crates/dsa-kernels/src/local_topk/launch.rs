@@ -153,7 +153,7 @@ impl IndexerLocalTopk {
                 return Err(KernelError::BufferTooShort { kernel: KERNEL, buffer: "peers", found, needed });
             }
         }
-        let grid = word(KERNEL, "rows", rows)?;
+        let grid = word(KERNEL, "rows", rows.saturating_mul(self.shape.cluster() as usize))?;
         Ok(self.function.launch(stream, LaunchConfig::new(grid).overlap(true), &args)?)
     }
 }

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | a digit | its counts of 256 bins, 16 bits each | every CTA, itself too |
 //! | the list | its listed vectors | the CTA of each one's place |
+//! | the planes of a B' row | its bits | CTA 0 |
 //!
 //! A CTA waits for every exchange before it ends, so nobody writes to one that has ended; that all have started is known from a
 //! relaxed barrier of the cluster before the first exchange.
@@ -15,12 +16,30 @@
 use dsa_core::device::radix::{Crossing, WARP_BINS, find_topdown_over_lanes, sum_pairwise};
 use dsa_core::device::scan::Thread;
 use ptx::{
-    Mbarrier, MbarrierArray, Redux, Reg, SharedArray, Var, cluster_arrive_relaxed, cluster_rank, cluster_wait,
-    fence_mbarrier_init, redux, sync_threads, when, when_else,
+    Global, Mbarrier, MbarrierArray, Redux, Reg, Shared, SharedArray, Var, cluster_arrive_relaxed, cluster_rank,
+    cluster_wait, fence_mbarrier_init, for_range, redux, sync_threads, when, when_else,
 };
 
+use super::Row;
+
 /// CTAs that may share a row.
-pub(crate) const CLUSTERS: [u32; 5] = [1, 2, 4, 8, 16];
+const CLUSTERS: [u32; 5] = [1, 2, 4, 8, 16];
+/// Keys of the longest row for each CTA at least, or the exchanges cost more than the sharing gains.
+const KEYS_PER_CTA_MIN: usize = 4096;
+/// Rows of up to this many keys are one CTA's, for the same reason.
+const ALONE_MAX: usize = 8192;
+/// Most CTAs of a row that are chosen: larger clusters fit few multiprocessors of a processing cluster.
+const CHOSEN_MAX: u32 = 8;
+
+/// As many CTAs for each of `rows` rows of up to `length_max` keys as pay, all together at most `ctas_max`: as measured on an
+/// H200.
+pub(crate) fn choose(rows: usize, length_max: usize, ctas_max: usize) -> u32 {
+    let pays = |cluster: u32| {
+        let fit = rows.saturating_mul(cluster as usize) <= ctas_max;
+        cluster == 1 || (fit && length_max >= KEYS_PER_CTA_MIN * cluster as usize && length_max > ALONE_MAX)
+    };
+    CLUSTERS.into_iter().filter(|cluster| *cluster <= CHOSEN_MAX && pays(*cluster)).max().unwrap_or(1)
+}
 
 /// Exchanges of digits at most: two of the tops; of listed keys one, which may turn out to be too narrow, then two.
 const DIGITS: u32 = 5;
@@ -28,6 +47,8 @@ const DIGITS: u32 = 5;
 const COUNT_WORDS: u32 = WARP_BINS / 2;
 /// Counts of a lane that packs or sums them.
 const PER_LANE: u32 = WARP_BINS / 32;
+/// CTAs whose counts are loaded at once where registers are short.
+const AT_ONCE: u32 = 4;
 const _: () = assert!(PER_LANE == 8, "one 16-byte packet a lane");
 
 /// Whether `cluster` CTAs can share a row of which `k` keys are selected: a count is cut to its share of 16 bits, so that
@@ -52,7 +73,11 @@ pub(super) struct Cluster {
     found: SharedArray<u32>,
     /// The vectors that are this CTA's of the list.
     list: SharedArray<u32>,
-    /// Of each exchange of digits, then of the list.
+    /// Of each CTA: the planes of its keys. In CTA 0 of those that gather them.
+    planes: Option<SharedArray<u32>>,
+    /// With them, where the row lies and its length: the registers are the keys'.
+    kept: Option<SharedArray<u64>>,
+    /// Of each exchange of digits, then of the list, then of the planes.
     arrived: MbarrierArray,
     /// Exchanges of digits before.
     exchange: Var<u32>,
@@ -81,8 +106,9 @@ impl Slice {
 }
 
 impl Cluster {
-    /// Reserves its part of the shared layout; `found` has four words, aligned to 8 bytes.
-    pub(super) fn new(size: u32, k: u32, found: SharedArray<u32>, t: Thread) -> Cluster {
+    /// Reserves its part of the shared layout, also to gather `planes` words of each CTA if it says so; `found` has four words,
+    /// aligned to 8 bytes.
+    pub(super) fn new(size: u32, k: u32, planes: Option<u32>, found: SharedArray<u32>, t: Thread) -> Cluster {
         assert!(fits(size, k) && size > 1 && size <= t.warps(), "clusters of {size} for top-{k}");
         Cluster {
             size,
@@ -90,7 +116,9 @@ impl Cluster {
             counts: SharedArray::aligned("counts", DIGITS * size * COUNT_WORDS, 16),
             found,
             list: SharedArray::aligned("dealt", k / size, 16),
-            arrived: MbarrierArray::new("arrived", DIGITS + 1),
+            planes: planes.map(|words| SharedArray::aligned("planes", size * words, 16)),
+            kept: planes.map(|_| SharedArray::new("kept", 2)),
+            arrived: MbarrierArray::new("arrived", DIGITS + 1 + u32::from(planes.is_some())),
             exchange: Var::new(0u32),
             above: Var::new(0u32),
             tied: Var::new(0u32),
@@ -112,13 +140,33 @@ impl Cluster {
         cluster_wait();
     }
 
+    /// Keeps where the row lies and its length, out of registers if there is room; a barrier of the CTA must follow.
+    pub(super) fn keep(&self, row: Row) {
+        if let Some(kept) = self.kept {
+            when(self.t.index.eq(0), || {
+                kept.at(0u32).store(row.logits.address());
+                kept.at(1u32).store(row.length.to_u64());
+            });
+        }
+    }
+
+    /// Where the row lies, as kept if it is.
+    pub(super) fn recall_logits(&self, row: Row) -> Global<u16> {
+        self.kept.map_or(row.logits, |kept| Global::from_address(kept.at(0u32).load()))
+    }
+
+    /// The length of the row, as kept if it is.
+    pub(super) fn recall_length(&self, row: Row) -> Reg<u32> {
+        self.kept.map_or(row.length, |kept| kept.at(1u32).load().low())
+    }
+
     /// The vectors of the list that are this CTA's.
     pub(super) fn list(&self) -> SharedArray<u32> {
         self.list
     }
 
     /// Counts of this exchange.
-    fn counts_of(&self, rank: impl Into<Reg<u32>>) -> ptx::Shared<u32> {
+    fn counts_of(&self, rank: impl Into<Reg<u32>>) -> Shared<u32> {
         let slot = self.exchange.get().mad(self.size, rank);
         self.counts.ptr().at(slot * COUNT_WORDS)
     }
@@ -139,11 +187,21 @@ impl Cluster {
             self.wait(arrived, size * COUNT_WORDS * 4); // ORDER: every CTA's counts.
             let first = Reg::<u32>::from(31) - t.lane;
             let at = self.counts_of(0u32).at(first * (PER_LANE / 2));
-            let mut words = at.load_vec::<4>();
-            for rank in 1..*size {
-                let more = at.offset((rank * COUNT_WORDS) as i32).load_vec::<4>();
-                words = std::array::from_fn(|w| words[w] + more[w]);
-            }
+            let sum = |at: Shared<u32>, ranks: u32| {
+                let more = |rank: u32| at.offset((rank * COUNT_WORDS) as i32).load_vec::<4>();
+                (1..ranks).map(more).fold(at.load_vec::<4>(), |sum, more| std::array::from_fn(|w| sum[w] + more[w]))
+            };
+            let words = match self.sums_in_turn() {
+                true => {
+                    let words: [Var<u32>; 4] = sum(at, AT_ONCE).map(Var::new);
+                    for_range(AT_ONCE, *size, AT_ONCE, |rank| {
+                        let more = sum(at.at(rank * COUNT_WORDS), AT_ONCE);
+                        words.iter().zip(more).for_each(|(sum, more)| sum.add(more));
+                    });
+                    words.map(|word| word.get())
+                }
+                false => sum(at, *size),
+            };
             let counts: Vec<_> = words.into_iter().flat_map(|word| [word & 0xFFFF, word >> 16]).collect();
             let crossing = find_topdown_over_lanes(&counts, first * PER_LANE, need, t.lane);
             when(t.lane.eq(0), || found.ptr().store_vec([crossing.bin, crossing.above]));
@@ -153,6 +211,11 @@ impl Cluster {
         when(self.tallies(), || self.tally(bin));
         self.exchange.add(1u32);
         Crossing { bin, above }
+    }
+
+    /// Whether counts are not all loaded before the first is added: where the registers are short.
+    fn sums_in_turn(&self) -> bool {
+        self.planes.is_some() && self.size > AT_ONCE
     }
 
     /// One warp sends to one CTA.
@@ -224,12 +287,17 @@ impl Cluster {
         });
     }
 
+    /// How many keys above the threshold and at it the CTAs before have, and this one.
+    pub(super) fn tallied(&self) -> [[Reg<u32>; 2]; 2] {
+        let words = self.found.ptr().offset(2).load_vec::<2>();
+        [words.map(|word| word & 0xFFFF), words.map(|word| word >> 16)]
+    }
+
     /// How many keys above the threshold and at it the CTAs before have, and this one's places, if the first `ties` at it are
     /// taken.
     pub(super) fn slice(&self, ties: Reg<u32>) -> ([Reg<u32>; 2], Slice) {
-        let words = self.found.ptr().offset(2).load_vec::<2>();
         // Those at it may be more than were counted, but then as many as are taken were.
-        let [before, own] = [words.map(|word| word & 0xFFFF), words.map(|word| word >> 16)];
+        let [before, own] = self.tallied();
         let places = |above: Reg<u32>, tied: Reg<u32>| above + tied.min(ties);
         let first = places(before[0], before[1]);
         (before, Slice { first, end: places(before[0] + own[0], before[1] + own[1]) })
@@ -264,5 +332,36 @@ impl Cluster {
         }
         when(t.index.eq(0), || arrived.arrive_expect(list.len() * 4));
         arrived.wait_cluster(0); // ORDER: this CTA's part of the list, before its threads read it.
+    }
+
+    /// Sends this CTA's planes at `from` to CTA 0; by one warp, after a barrier that orders them. If any CTA calls it, all do.
+    pub(super) fn send_planes(&self, from: Shared<u32>) {
+        let Cluster { rank, t, .. } = self;
+        let (planes, words) = self.gathered_planes();
+        assert!(words / 4 <= 32, "one 16-byte packet a lane");
+        when(t.lane.lt(words / 4), || {
+            let to = planes.ptr().at(rank.mad(words, t.lane * 4)).of_cta(0u32);
+            to.store_async(from.at(t.lane * 4).load_vec::<4>(), self.arrived.at(DIGITS + 1).of_cta(0u32));
+        });
+    }
+
+    /// Waits for the planes of all CTAs; by all threads of CTA 0 if any has been sent.
+    pub(super) fn await_planes(&self) {
+        let arrived = self.arrived.at(DIGITS + 1);
+        when(self.t.index.eq(0), || arrived.arrive_expect(self.gathered_planes().0.len() * 4));
+        arrived.wait_cluster(0); // ORDER: every CTA's planes, before this one's threads read them.
+    }
+
+    /// Two words of the planes from `at` on, of all CTAs; in CTA 0 after [`await_planes`](Cluster::await_planes).
+    pub(super) fn two_of_planes(&self, at: Reg<u32>) -> [Reg<u32>; 2] {
+        let (planes, words) = self.gathered_planes();
+        let of = |rank: u32| planes.ptr().at(at).offset((rank * words) as i32).load_vec::<2>();
+        (1..self.size).map(of).fold(of(0), |[a, b], [c, d]| [a | c, b | d])
+    }
+
+    /// Where they are gathered, and how many words each CTA has.
+    fn gathered_planes(&self) -> (SharedArray<u32>, u32) {
+        let planes = self.planes.expect("a cluster that gathers planes");
+        (planes, planes.len() / self.size)
     }
 }

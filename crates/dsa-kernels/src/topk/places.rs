@@ -62,6 +62,11 @@ impl Places {
         Places { words, before: warps_before(scratch, t) + inclusive - own }
     }
 
+    /// With so many keys above (upper half) and at (lower half) the threshold before the run: fewer than fit a half.
+    pub(super) fn after(self, before: Reg<u32>) -> Places {
+        Places { before: self.before + before, ..self }
+    }
+
     /// Keys above (upper half) and at (lower half) the threshold in the CTA, before `scratch` is reused.
     pub(super) fn total(scratch: SharedArray<u32>, t: Thread) -> Reg<u32> {
         warp_prefix(scratch, t).1

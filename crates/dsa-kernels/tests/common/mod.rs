@@ -5,11 +5,13 @@
 #![allow(dead_code, unused_imports)]
 
 mod mutant;
+mod packing;
 mod producer;
 mod scoring;
 mod selecting;
 
 pub use mutant::*;
+pub use packing::*;
 pub use producer::*;
 pub use scoring::*;
 pub use selecting::*;

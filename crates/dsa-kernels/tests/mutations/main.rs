@@ -6,6 +6,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod local_topk;
 mod score;
 mod select;
 mod select_cluster;

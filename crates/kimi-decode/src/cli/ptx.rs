@@ -72,6 +72,7 @@ const KERNELS: [Listed; 6] = [
         keys: &[
             ("n", "keys per row (512)"),
             ("topk", "keys picked of all ranks' (2048)"),
+            ("cluster", "1, 2, 4, 8 or 16 CTAs per row (1)"),
             ("push", "1..=16, ranks to push to (none)"),
             ("foreign", ""),
         ],
@@ -180,6 +181,7 @@ fn print_select(spec: &Spec, target: Target) -> Result<String, Failure> {
 
 fn print_local_topk(spec: &Spec, target: Target) -> Result<String, Failure> {
     let shape = LocalTopkShape::new(spec.value("n", 512)?, spec.value("topk", 2048)?).map_err(Failure::unusable)?;
+    let shape = shape.with_cluster(spec.value("cluster", 1)?).map_err(Failure::unusable)?;
     let shape = match spec.has("push") {
         true => shape.with_push(spec.value("push", 0)?).map_err(Failure::unusable)?,
         false => shape,

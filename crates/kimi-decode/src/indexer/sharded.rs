@@ -161,14 +161,18 @@ impl FusedIndexer<Sharded> {
             }
             let merge =
                 MergeShape::new(one_row, shape.q, layer.kv_page)?.with_ids(ids).with_hold(hold.contains(&shape));
-            let pack = kernels.local_topk(device, LocalTopkShape::new(local_topk, layer.topk)?)?;
+            // Merges serve any rows, local top-k those for which it has as many CTAs each.
+            let (length_max, sms) = (scratch.local_len_max(), device.info().sms);
+            let local =
+                |local: LocalTopkShape| kernels.local_topk(device, local.for_launch(shape.rows, length_max, sms));
+            let pack = local(LocalTopkShape::new(local_topk, layer.topk)?)?;
             let path = match scratch.transport(shape.rows) {
                 Ok(Transport::Push) => Ok(Path::Push {
-                    topk: one_row.local_topk()?.map(|shape| kernels.local_topk(device, shape)).transpose()?,
+                    topk: one_row.local_topk()?.map(local).transpose()?,
                     merge: kernels.merge(device, merge)?,
                 }),
                 Ok(Transport::Gather) => {
-                    let full = kernels.local_topk(device, LocalTopkShape::full(layer.topk)?)?;
+                    let full = local(LocalTopkShape::full(layer.topk)?)?;
                     let topk = GatheredTopk::from_kernels(pack.clone(), full);
                     Ok(Path::Gather { topk, merge: kernels.merge(device, merge.with_gathered(true))? })
                 }
