@@ -288,6 +288,7 @@ impl MlaShape {
         let (cluster, tokens) = (self.cluster(), self.tokens());
         let why_cluster = match (cluster, self.is_tiled()) {
             (16, _) => "few heads",
+            (_, true) if tokens == TILES[2] => "a quarter of the columns for half of the rows each",
             (_, true) => "an eighth of the columns each",
             _ => "enough heads",
         };

@@ -97,14 +97,14 @@ pub fn uk_map(base: DevicePtr<u16>, shape: &MlaShape) -> Result<TensorMapDesc, T
     TensorMapDesc::new(base.address(), &[row, rows], &[row], &[columns, NOPE as u32], swizzle)
 }
 
-/// The tensor map of `Q_B` at `base`: one copy brings 64 columns of one head's rows.
+/// The tensor map of `Q_B` at `base`: one copy brings 64 columns of `copy_rows` rows.
 ///
 /// # Errors
 /// A base off 16 bytes.
-pub fn qb_map(base: DevicePtr<u16>, shape: &MlaShape) -> Result<TensorMapDesc, TensorMapError> {
+pub fn qb_map(base: DevicePtr<u16>, shape: &MlaShape, copy_rows: u32) -> Result<TensorMapDesc, TensorMapError> {
     let row = 2 * Q_LORA as u64;
     let rows = u64::from(shape.heads()) * Q_HEAD as u64;
-    TensorMapDesc::new(base.address(), &[row, rows], &[row], &[128, Q_HEAD as u32], Swizzle::B128)
+    TensorMapDesc::new(base.address(), &[row, rows], &[row], &[128, copy_rows], Swizzle::B128)
 }
 
 /// Builds the kernel of `shape` for `target`.

@@ -13,6 +13,7 @@ use super::{MlaArgs, build, qb_map, uk_map};
 use crate::error::MlaError;
 use crate::plan::{check_strides, page_bytes, word};
 use crate::shape::MlaShape;
+use crate::tiled::{COPY_ROWS, Cut};
 
 /// The weights of one layer on one rank, ready for a shape's copies. The memory must stay in place for as long as steps
 /// are launched with them.
@@ -22,7 +23,8 @@ pub struct MlaWeights {
     q_a: DevicePtr<u32>,
     kv_a: DevicePtr<u32>,
     q_b: DevicePtr<u16>,
-    q_b_map: TensorMap,
+    /// Per [`COPY_ROWS`].
+    q_b_maps: [TensorMap; COPY_ROWS.len()],
     uk: TensorMap,
     heads: u32,
     columns: u32,
@@ -51,13 +53,16 @@ impl MlaWeights {
         check("q_b weights", q_b, heads * Q_HEAD * Q_LORA)?;
         check("w_uk weights", uk, heads * NOPE * KV_LORA)?;
         let uk = device.tensor_map_with(&uk_map(uk.ptr(), shape)?, L2Promotion::B128)?;
-        let q_b_map = device.tensor_map_with(&qb_map(q_b.ptr(), shape)?, L2Promotion::B128)?;
+        let q_b_map = |rows: u32| -> Result<TensorMap, MlaError> {
+            Ok(device.tensor_map_with(&qb_map(q_b.ptr(), shape, rows)?, L2Promotion::B128)?)
+        };
+        let [whole, halves] = COPY_ROWS;
         Ok(MlaWeights {
             device: device.clone(),
             q_a: q_a.ptr_as(),
             kv_a: kv_a.ptr_as(),
             q_b: q_b.ptr(),
-            q_b_map,
+            q_b_maps: [q_b_map(whole)?, q_b_map(halves)?],
             uk,
             heads: shape.heads(),
             columns: shape.columns(),
@@ -216,7 +221,7 @@ impl MlaQuery {
             w_qa: step.weights.q_a,
             w_kva: step.weights.kv_a,
             w_qb: step.weights.q_b,
-            w_qb_map: step.weights.q_b_map,
+            w_qb_map: step.weights.q_b_maps[Cut::of(shape.tokens()).copy()],
             w_uk: step.weights.uk,
             slots: step.slots.ptr(),
             q_scale_inv,

@@ -17,6 +17,14 @@ pub(crate) fn unpack<const N: usize>(pairs: [Reg<u32>; N]) -> Vec<Reg<f32>> {
         .collect()
 }
 
+/// As [`unpack`], in instructions that the assembler does not take for the same.
+#[track_caller]
+pub(crate) fn unpack_by_bytes<const N: usize>(pairs: [Reg<u32>; N]) -> Vec<Reg<f32>> {
+    // Two bytes of zero below either half.
+    let halves = |pair: Reg<u32>| [0x1044u32, 0x3244].map(|selector| pair.permute(0u32, selector).bitcast());
+    pairs.into_iter().flat_map(halves).collect()
+}
+
 /// Eight FP32 as BF16 pairs.
 #[track_caller]
 pub(crate) fn pack(values: &[Reg<f32>]) -> [Reg<u32>; 4] {

@@ -1,10 +1,9 @@
 //! Sums of the products over the cluster: parts to the CTA that adds them up, its latent rows to every CTA.
 
-use dsa_core::consts::{NOPE, Q_HEAD};
 use dsa_core::layout::mla_rows::QUERY_ROPE;
 use ptx::*;
 
-use super::kernel::Tiled;
+use super::kernel::{Tiled, WARPS};
 use super::{CLUSTER, STEPS, TILES};
 
 impl Tiled {
@@ -30,41 +29,41 @@ impl Tiled {
         self.arrive_with_parts();
     }
 
-    /// Sends a warpgroup's sums to the CTAs that add them up. Every CTA starts with the one after it, lest all send to the
-    /// same one at a time; the order of registers is fixed by the instruction, so there is code for each.
-    pub(super) fn send_parts_of_warpgroups(&self, sums: &Accumulator) {
+    /// Sends a warpgroup's sums to the CTAs of the half that add them up. Every CTA starts with the one after it, lest all send
+    /// to the same one at a time; the order of registers is fixed by the instruction, so there is code for each.
+    pub(super) fn send_parts_of_warpgroups(&self, sums: &[Reg<f32>]) {
         self.wait_freed(0);
         let to = self.part_at((self.warp & 3) * TILES);
-        for part in 0..CLUSTER {
-            when(self.part.eq(part), || {
+        for index in 0..self.cut.parts() {
+            when(self.share.index.eq(index), || {
                 when_else(
-                    self.warp.lt(4),
-                    || self.send_from(part, to, sums, 0),
-                    || self.send_from(part, to, sums, Q_HEAD as u32 / 16),
+                    self.warp.lt(WARPS / 2),
+                    || self.send_from(index, to, sums, 0),
+                    || self.send_from(index, to, sums, sums.len() as u32 / 4),
                 );
             });
         }
         self.arrive_with_parts();
     }
 
-    /// Sends, from CTA `part`, tiles of Q_B's rows from `first` on.
-    fn send_from(&self, part: u32, to: Shared<f32>, sums: &Accumulator, first: u32) {
-        // CTA c adds up latent tiles 2 c and 2 c + 1 and rope tile c.
-        let latent = NOPE as u32 / 8;
-        for rank in (1..=CLUSTER).map(|i| (part + i) % CLUSTER) {
-            let tiles = [2 * rank, 2 * rank + 1, latent + rank].into_iter().zip(0..);
-            let held: Vec<_> = tiles
-                .filter_map(|(tile, i)| tile.checked_sub(first).filter(|tile| *tile < Q_HEAD as u32 / 16).zip(Some(i)))
+    /// Sends, from CTA `index` of the half, tiles of its rows of Q_B from `first` on.
+    fn send_from(&self, index: u32, to: Shared<f32>, sums: &[Reg<f32>], first: u32) {
+        for owner in (1..=self.cut.parts()).map(|i| (index + i) % self.cut.parts()) {
+            let held: Vec<_> = (first..)
+                .zip(sums.chunks(4))
+                .map(|(tile, sums)| (self.cut.owner(tile), values(|j| sums[j as usize])))
+                .filter(|((by, _), _)| *by == owner)
                 .collect();
             if held.is_empty() {
                 continue;
             }
+            let rank = self.share.rank(self.cut, owner);
             let (peer, full) = (to.of_cta(rank), self.parts_full.of_cta(rank));
-            for (tile, i) in held {
-                let values = values(|j| sums.get(4 * tile + j));
-                match rank == part {
-                    true => to.offset(i * 128).store_vec(values),
-                    false => peer.offset(i * 128).store_async(values, full),
+            for ((_, tile), values) in held {
+                let at = (tile * 128) as i32;
+                match owner == index {
+                    true => to.offset(at).store_vec(values),
+                    false => peer.offset(at).store_async(values, full),
                 }
             }
         }
@@ -73,7 +72,7 @@ impl Tiled {
     /// Where the lane's values of this CTA's part of `tile` go.
     fn part_at(&self, tile: Reg<u32>) -> Shared<f32> {
         let tiles = self.tokens / 16 * TILES;
-        self.parts.at((self.part.mad(tiles, tile) * 32 + self.lane) * 4)
+        self.parts.at((self.share.index.mad(tiles, tile) * 32 + self.lane) * 4)
     }
 
     fn arrive_with_parts(&self) {
@@ -110,12 +109,16 @@ impl Tiled {
         );
     }
 
-    /// A tile's parts, added in order: rows `lane / 4` and 8 further on, two columns.
+    /// A tile's parts, added in order, those of two eighths of the columns first: rows `lane / 4` and 8 further on, two columns.
     fn sum_of_parts(&self, tile: Reg<u32>) -> [Reg<Bf16x2>; 2] {
         let words = self.tokens / 16 * TILES * 128;
         let from = self.parts.at((tile * 32 + self.lane) * 4);
-        let parts = (0..CLUSTER).map(|part| from.offset((part * words) as i32).load_vec::<4>());
-        let sums = parts.reduce(|sums, more| std::array::from_fn(|i| sums[i] + more[i])).expect("some parts");
+        let parts: Vec<[Reg<f32>; 4]> =
+            (0..self.cut.parts()).map(|part| from.offset((part * words) as i32).load_vec()).collect();
+        let add = |a: [Reg<f32>; 4], b: [Reg<f32>; 4]| -> [Reg<f32>; 4] { std::array::from_fn(|i| a[i] + b[i]) };
+        let pairs =
+            parts.chunks(2 / self.cut.eighths() as usize).map(|pair| pair.iter().copied().reduce(add).expect("parts"));
+        let sums = pairs.reduce(add).expect("some parts");
         [0, 2].map(|i| Reg::<Bf16x2>::from_f32(sums[i], sums[i + 1]))
     }
 }

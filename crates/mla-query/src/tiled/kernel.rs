@@ -3,6 +3,7 @@
 use dsa_core::consts::{NOPE, Q_HEAD};
 use ptx::*;
 
+use super::cut::{Cut, Share, by_warpgroups};
 use super::norm::Norm;
 use super::{CLUSTER, COLUMNS, LINE, LINES, ROWS, SLICE, SUMS};
 use crate::query::insert::Insert;
@@ -13,8 +14,6 @@ use crate::shape::MlaShape;
 
 /// Warps that compute.
 pub(super) const WARPS: u32 = COMPUTE_THREADS / 32;
-/// Words that tell a CTA which warps of the cluster have read something.
-const SIGNALS: u32 = CLUSTER * WARPS;
 
 /// Builds the kernel of a tiled `shape`.
 pub(crate) fn build(shape: &MlaShape, target: Target) -> Result<Kernel<MlaArgs>, VerifyError> {
@@ -33,6 +32,8 @@ pub(super) struct Tiled {
     pub(super) warp: Reg<u32>,
     pub(super) lane: Reg<u32>,
     pub(super) part: Reg<u32>,
+    pub(super) cut: Cut,
+    pub(super) share: Share,
     pub(super) head: Reg<u32>,
     /// First token of the cluster.
     pub(super) first: Reg<u32>,
@@ -50,22 +51,23 @@ pub(super) struct Tiled {
     pub(super) sums_full: Mbarrier,
     pub(super) parts_full: Mbarrier,
     pub(super) latent_full: Mbarrier,
-    /// Where the cluster's warps say that they have read the first lines of Q_B, and all of it, and on which barriers.
+    /// Where the cluster says that it has read the first lines of Q_B, and all of it, and on which barriers.
     signals: Vec<(Shared<u32>, Mbarrier)>,
 }
 
 impl Tiled {
     fn new(shape: MlaShape, p: MlaParams) -> Tiled {
         let tokens = shape.tokens();
+        let cut = Cut::of(tokens);
         // 1024: the swizzle's period.
         let q_b = SharedArray::aligned("q_b", Q_HEAD as u32 * SLICE / 2, 1024);
         let w_uk = SharedArray::aligned("w_uk", NOPE as u32 * COLUMNS / 2, 1024);
         let q_c = SharedArray::aligned("q_c", tokens * SLICE / 2, 1024);
-        let norm_weights = SharedArray::aligned("norm_weights", SLICE / 2, 16);
-        let (parts_words, latent_words) = (CLUSTER * tokens * ROWS, tokens * NOPE as u32 / 2);
+        let norm_weights = SharedArray::aligned("norm_weights", cut.eighths() * SLICE / 2, 16);
+        let (parts_words, latent_words) = (cut.parts() * tokens * ROWS, tokens * NOPE as u32 / 2);
         let (parts, latent_rows) = match lines_before_latents(tokens) {
             Some(lines) => {
-                let at = lines * Q_HEAD as u32 * LINE;
+                let at = lines * cut.line_words();
                 assert!(parts_words <= at && at + latent_words <= q_b.len());
                 (q_b.ptr(), q_b.ptr().offset(at as i32))
             }
@@ -76,9 +78,10 @@ impl Tiled {
         };
         let freed = frees(tokens);
         let barriers = MbarrierArray::new("barriers", 5 + freed);
-        let words = (freed > 0).then(|| SharedArray::<u32>::new("signals", freed * SIGNALS).ptr());
+        let per_signal = CLUSTER * cut.signallers();
+        let words = (freed > 0).then(|| SharedArray::<u32>::new("signals", freed * per_signal).ptr());
         let signals = words.map_or(Vec::new(), |words| {
-            (0..freed).map(|i| (words.offset((i * SIGNALS) as i32), barriers.at(5 + i))).collect()
+            (0..freed).map(|i| (words.offset((i * per_signal) as i32), barriers.at(5 + i))).collect()
         });
         let head = special(Special::CtaidY);
         let (part, first) = (cluster_rank(), special(Special::CtaidZ) * tokens);
@@ -92,6 +95,8 @@ impl Tiled {
             warp: warp_index(),
             lane: lane_index(),
             part,
+            cut,
+            share: Share::new(cut, part),
             head,
             first,
             out: QueryRows::new(shape, p, head, staged),
@@ -121,7 +126,7 @@ impl Tiled {
 
     /// Initialises the barriers and starts the copies of the CTA's share of the weights.
     fn load_weights(&self) {
-        let Tiled { p, tokens, part, head, .. } = *self;
+        let Tiled { p, tokens, part, head, cut, .. } = *self;
         let freed = self.signals.iter().map(|(_, freed)| *freed);
         [self.q_b_full, self.w_uk_full, self.sums_full, self.latent_full]
             .into_iter()
@@ -131,19 +136,26 @@ impl Tiled {
         self.parts_full.init(1 + WARPS);
         fence_mbarrier_init();
         self.q_b_full.arrive_expect(Q_HEAD as u32 * SLICE * 2);
-        for line in 0..LINES {
-            let to = self.q_b.offset((line * Q_HEAD as u32 * LINE) as i32);
-            let coords = [part.mad(2 * SLICE, line * 128), head * Q_HEAD as u32];
-            copy_tensor(to, p.w_qb_map, &coords, self.q_b_full, None);
+        let copies = cut.copies(self.share.half);
+        for (line, i) in (0..cut.lines()).zip(0i32..) {
+            let eighth = self.share.eighths[(line / LINES) as usize];
+            let column = eighth.mad(2 * SLICE, line % LINES * 128);
+            for (row, first) in &copies {
+                let to = self.q_b.offset(i * cut.line_words() as i32 + (row * LINE) as i32);
+                copy_tensor(to, p.w_qb_map, &[column, head.mad(Q_HEAD as u32, *first)], self.q_b_full, None);
+            }
         }
         self.w_uk_full.arrive_expect(NOPE as u32 * COLUMNS * 2);
         let coords = [part * (2 * COLUMNS), head * NOPE as u32];
         copy_tensor(self.w_uk, p.w_uk, &coords, self.w_uk_full, None);
-        self.sums_full.arrive_expect(SLICE * 2 + CLUSTER * tokens * SUMS * 4);
-        copy_bulk(self.norm_weights, p.w_qa.at(part * (SLICE / 2)), SLICE * 2, self.sums_full, None);
-        self.parts_full.arrive_expect((CLUSTER - 1) * tokens * ROWS * 4);
+        self.sums_full.arrive_expect(cut.eighths() * SLICE * 2 + CLUSTER * tokens * SUMS * 4);
+        for (i, eighth) in (0i32..).zip(&self.share.eighths) {
+            let to = self.norm_weights.offset(i * (SLICE / 2) as i32);
+            copy_bulk(to, p.w_qa.at(*eighth * (SLICE / 2)), SLICE * 2, self.sums_full, None);
+        }
+        self.parts_full.arrive_expect((cut.parts() - 1) * tokens * ROWS * 4);
         self.latent_full.arrive_expect(tokens * NOPE as u32 * 2);
-        freed.for_each(|freed| freed.arrive_expect(SIGNALS * 4));
+        freed.for_each(|freed| freed.arrive_expect(CLUSTER * cut.signallers() * 4));
     }
 
     fn compute(&self) {
@@ -163,16 +175,21 @@ impl Tiled {
         self.staged.iter().for_each(Staged::arrive);
     }
 
+    #[track_caller]
     pub(super) fn barrier(&self) {
         sync_named(COMPUTE, COMPUTE_THREADS);
     }
 
-    /// The warp has read what `signals[i]` is about. Stores that complete on a peer's barrier release what came before them,
-    /// and need no fence for it, which would take longer than a line of products.
+    /// The warp, or the CTA if one warp signals for all, has read what `signals[i]` is about. Stores that complete on a peer's
+    /// barrier release what came before them, and need no fence for it, which would take longer than a line of products.
     pub(super) fn free(&self, i: usize) {
         let Some((words, freed)) = self.signals.get(i) else { return };
-        when(self.lane.lt(CLUSTER), || {
-            let to = words.at(self.part.mad(WARPS, self.warp)).of_cta(self.lane);
+        let (signals, place) = match self.cut.signallers() {
+            1 => (self.thread.lt(CLUSTER), self.part),
+            warps => (self.lane.lt(CLUSTER), self.part.mad(warps, self.warp)),
+        };
+        when(signals, || {
+            let to = words.at(place).of_cta(self.lane);
             to.store_async([self.warp], freed.of_cta(self.lane));
         });
     }
@@ -203,11 +220,6 @@ impl Tiled {
     }
 }
 
-/// Whether two warpgroups multiply, whose tiles are 64 tokens; fewer tokens go to each warp's own tensor core.
-pub(super) fn by_warpgroups(tokens: u32) -> bool {
-    tokens == 64
-}
-
 /// How often the cluster says that it has read lines of Q_B whose place something takes: those before the latent rows and, with
 /// warpgroups, all.
 pub(super) fn frees(tokens: u32) -> u32 {
@@ -218,7 +230,12 @@ pub(super) fn frees(tokens: u32) -> u32 {
     }
 }
 
-/// Where exchanged sums take the place of Q_B: its lines before the latent rows, which hold the parts.
+/// Where exchanged sums take the place of Q_B: its lines before the latent rows, of which the first hold the parts. With
+/// warpgroups the latent rows, which are sent last, take the last lines.
 fn lines_before_latents(tokens: u32) -> Option<u32> {
-    (tokens > 16).then_some(tokens / 32)
+    let last = tokens * NOPE as u32 / 2;
+    (tokens > 16).then(|| match Cut::of(tokens) {
+        cut if by_warpgroups(tokens) => cut.lines() - last.div_ceil(cut.line_words()),
+        cut => (cut.parts() * tokens * ROWS).div_ceil(cut.line_words()),
+    })
 }

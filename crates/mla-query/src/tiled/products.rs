@@ -1,5 +1,7 @@
 //! `q_c` times Q_B over a CTA's columns.
 
+use std::ops::Range;
+
 use dsa_core::consts::{NOPE, Q_HEAD};
 use ptx::*;
 
@@ -7,8 +9,11 @@ use super::kernel::{Tiled, frees};
 use super::norm::Norm;
 use super::{LINE, LINES, SLICE};
 
-/// Lines of Q_B whose place the parts and, in tiles of 32, the latent rows take.
+/// Lines of Q_B whose place exchanged sums take, in tiles of 32.
 const FREED_FIRST: u32 = 2;
+/// Lines that two warpgroups multiply at a time: the first as soon as it is there; those of the second eighth take the place of
+/// the first one's.
+const GROUPS: [Range<u32>; 3] = [0..1, 1..LINES, LINES..2 * LINES];
 
 impl Tiled {
     /// Every token's `q_c` times 24 rows of Q_B: two tiles of latent rows and one of rope rows, which the CTA of the warp's
@@ -49,41 +54,48 @@ impl Tiled {
         sums
     }
 
-    /// All 64 tokens' `q_c` times 96 rows of Q_B by each of two warpgroups: a warp holds 16 tokens and all 12 tiles of rows.
-    /// The next line is normalised before a line's products have ended.
-    pub(super) fn project_by_warpgroups(&self, norm: &Norm) -> Accumulator {
-        let half = self.warp >> 2;
-        let accumulator = Accumulator::new(Q_HEAD as u32 / 2);
+    /// All 64 tokens' `q_c` times 48 rows of Q_B by each of two warpgroups: a warp holds 16 tokens and all 6 tiles of rows.
+    /// The next line is normalised before a line's products have ended; three lines of `q_c` have a place. An eighth of the
+    /// columns has its own sums, as in smaller tiles.
+    pub(super) fn project_by_warpgroups(&self, norm: &Norm) -> Vec<Reg<f32>> {
+        let (cut, n) = (self.cut, self.cut.rows() / 2);
+        let accumulators: Vec<_> = (0..cut.eighths()).map(|_| Accumulator::new(n)).collect();
         let a = self.q_c.descriptor_k_major_128();
-        let b = self.q_b.at(half * (Q_HEAD as u32 / 2 * LINE)).descriptor_k_major_128();
-        let write = |line: u32| {
-            norm.write(self, line);
-            fence_proxy_async(); // ORDER: this thread's q_c, before warpgroup products read it.
-            norm.store(self, line);
-        };
+        let b = self.q_b.at((self.warp >> 2) * (n * LINE)).descriptor_k_major_128();
         let multiply = |line: u32| {
-            let line_at = |rows: u32| u64::from(line) * u64::from(rows * LINE * 4 / 16);
+            let (eighth, within) = ((line / LINES) as usize, line % LINES);
+            let line_at = |line: u32, rows: u32| u64::from(line) * u64::from(rows * LINE * 4 / 16);
             // A step along a line is 32 bytes.
             for step in 0..4 {
-                let (a, b) = (a + (line_at(self.tokens) + step * 2), b + (line_at(Q_HEAD as u32) + step * 2));
-                accumulator.mma_bf16(a, b, line != 0 || step != 0);
+                let (a, b) =
+                    (a + (line_at(within, self.tokens) + step * 2), b + (line_at(line, cut.rows()) + step * 2));
+                accumulators[eighth].mma_bf16(a, b, within != 0 || step != 0);
             }
-            wgmma_commit();
         };
-        write(0);
-        self.q_b_full.wait(0);
-        wgmma_fence();
-        for line in 0..LINES {
-            self.barrier(); // ORDER: the line of q_c, before the products read it.
-            multiply(line);
-            if line + 1 < LINES {
-                write(line + 1);
+        for lines in GROUPS {
+            lines.clone().for_each(|line| norm.scale(self, line));
+            if lines.start == LINES {
+                wgmma_wait(0);
+                // ORDER: all products of the first eighth, before the next one takes the place of its q_c and peers that of its
+                // lines of Q_B.
+                self.barrier();
+                self.free(0);
             }
+            lines.clone().for_each(|line| norm.put(self, line));
+            fence_proxy_async(); // ORDER: this thread's q_c, before warpgroup products read it.
+            lines.clone().for_each(|line| norm.store(self, line));
+            if lines.start == 0 {
+                self.q_b_full.wait(0);
+            }
+            self.barrier(); // ORDER: q_c, before the products read it.
+            wgmma_fence();
+            lines.for_each(multiply);
+            wgmma_commit();
         }
-        wgmma_wait(LINES - FREED_FIRST);
-        self.free(0);
         wgmma_wait(0);
+        self.barrier(); // ORDER: all products, before peers take the place of the lines.
         self.free(1);
-        accumulator
+        let [first, second] = &accumulators[..] else { unreachable!("two eighths") };
+        (0..n / 2).map(|j| first.get(j) + second.get(j)).collect()
     }
 }
