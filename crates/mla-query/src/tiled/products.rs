@@ -13,7 +13,9 @@ use super::{LINE, LINES, SLICE};
 const FREED_FIRST: u32 = 2;
 /// Lines that two warpgroups multiply at a time: the first as soon as it is there; those of the second eighth take the place of
 /// the first one's.
-const GROUPS: [Range<u32>; 3] = [0..1, 1..LINES, LINES..2 * LINES];
+const GROUPS: &[Range<u32>] = &[0..1, 1..LINES, LINES..2 * LINES];
+/// The same where the assembler has no registers left for normalising beside the first product.
+const GROUPS_K3: &[Range<u32>] = &[0..LINES, LINES..2 * LINES];
 
 impl Tiled {
     /// Every token's `q_c` times 24 rows of Q_B: two tiles of latent rows and one of rope rows, which the CTA of the warp's
@@ -72,7 +74,7 @@ impl Tiled {
                 accumulators[eighth].mma_bf16(a, b, within != 0 || step != 0);
             }
         };
-        for lines in GROUPS {
+        for lines in if self.shape.is_k3() { GROUPS_K3 } else { GROUPS } {
             lines.clone().for_each(|line| norm.scale(self, line));
             if lines.start == LINES {
                 wgmma_wait(0);
@@ -89,7 +91,7 @@ impl Tiled {
             }
             self.barrier(); // ORDER: q_c, before the products read it.
             wgmma_fence();
-            lines.for_each(multiply);
+            lines.clone().for_each(multiply);
             wgmma_commit();
         }
         wgmma_wait(0);
