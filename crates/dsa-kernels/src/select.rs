@@ -13,8 +13,9 @@
 //!
 //! # Algorithm
 //! Rows of at most K keys take all of them, without reading logits. Of longer ones the `topk` module selects: the K
-//! vectors with the largest tops, then the K keys among them, exactly and without a fallback. The ids go through shared
-//! memory so that row stores are coalesced; the row's table waits there too if it has at most 2048 entries.
+//! vectors with the largest tops, then the K keys among them, exactly and without a fallback; of the longest the K pages with
+//! the largest tops first. The ids go through shared memory so that row stores are coalesced; the row's table waits there too
+//! if it has at most 2048 entries.
 //!
 //! # Decomposition
 //! One CTA per row, or a cluster of CTAs ([`SelectShape::for_launch`] says how many pay): each has consecutive keys of the row,
@@ -28,9 +29,9 @@
 //! the rows without waiting.
 //!
 //! # Bound
-//! Latency: about nine barriers and one dependent round of loads, twice if there is a list, and the instructions of four
-//! warps a scheduler; with several CTAs also two exchanges of digits, or three and one of a list; bytes are `tops` once, K
-//! vectors of logits, and the outputs.
+//! Latency: about nine barriers and one dependent round of loads, twice or three times if there are lists, and the instructions
+//! of four warps a scheduler; with several CTAs also two exchanges of digits, or three and one of a list; bytes are `tops` once,
+//! of the longest rows K pages' again, K vectors of logits, and the outputs.
 
 mod kernel;
 mod launch;

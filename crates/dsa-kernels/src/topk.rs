@@ -9,9 +9,14 @@
 //!    the distance from the K-th top) gives the threshold and how many keys equal to it are taken, an ordered scan gives
 //!    every selected key its place.
 //!
+//! The same holds one level up: call the largest of the 8 tops of one 16-byte load (a chunk: one page) a supertop, and the K first
+//! tops lie in the K first chunks by (supertop descending, index ascending). So a row whose tops do not fit the registers
+//! starts with its supertops, then takes the tops of K listed chunks, then the keys of K listed vectors: three passes of the
+//! same code, each over no more than the registers hold.
+//!
 //! A CTA has registers for more vectors than K where K is small: then longer rows need no list either. Several CTAs of a
-//! cluster may share a row: each holds its part and sends its 256 counts of a digit to all. Listed vectors are dealt to them by
-//! place, so that each has K over their number, wherever in the row they lie.
+//! cluster may share a row: each holds its part and sends its 256 counts of a digit to all. What is listed is dealt to them by
+//! place, so that each has K over their number, wherever in the row it lies.
 
 mod b_row;
 mod cluster;
@@ -22,11 +27,11 @@ pub use b_row::BRowPart;
 pub use cluster::Slice;
 pub(crate) use cluster::{choose, fits};
 
-use dsa_core::consts::{KEYS_PER_TOP, PAGE, TOPK_MAX};
+use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};
 use dsa_core::device::radix::{Crossing, WARP_BINS, WARP_DIGIT_BITS, find_topdown_in_warp};
 use dsa_core::device::scan::{Thread, fill};
-use ptx::{Global, Pred, Reg, SharedArray, Var, for_range, repeat, sync_threads, when, when_else};
+use ptx::{Global, Pred, Reg, SharedArray, Var, repeat, sync_threads, when, when_else};
 
 use cluster::Cluster;
 use places::Places;
@@ -38,6 +43,8 @@ const KEYS: u32 = KEYS_PER_TOP as u32;
 /// Tops of one 16-byte load: one page.
 const CHUNK_TOPS: u32 = 8;
 const _: () = assert!(CHUNK_TOPS as usize * KEYS_PER_TOP == PAGE);
+// The supertops of every row fit the registers.
+const _: () = assert!(CONTEXT_MAX.div_ceil(PAGE).div_ceil(KEYS_PER_TOP) <= VECTORS_MIN as usize);
 // Counts of keys above and at the threshold share a word.
 const _: () = assert!(TOPK_MAX * KEYS_PER_TOP < 1 << 16);
 
@@ -48,7 +55,7 @@ struct Smem {
     bins: SharedArray<u32>,
     /// Counts of the lower digit, likewise, and of all keys that have another upper one.
     low: SharedArray<u32>,
-    /// Listed vectors in index order, later the selected ids or the B' row.
+    /// Listed chunks or vectors in index order, later the selected ids or the B' row.
     list: SharedArray<u32>,
     crossing: SharedArray<u32>,
     scan: SharedArray<u32>,
@@ -65,10 +72,19 @@ pub struct Row {
     pub length: Reg<u32>,
 }
 
+/// Octets of keys, of tops, of supertops: how many levels lie below.
+const OF_TOPS: u32 = 1;
+const OF_SUPERTOPS: u32 = 2;
+
 impl Row {
     /// Vectors that hold its keys.
     fn vectors(&self) -> Reg<u32> {
-        (self.length + (KEYS - 1)) >> KEYS.trailing_zeros()
+        eighth(self.length)
+    }
+
+    /// Chunks that hold its tops.
+    fn chunks(&self) -> Reg<u32> {
+        eighth(self.vectors())
     }
 
     /// The key of its logit `index`; the upper half means nothing.
@@ -78,11 +94,21 @@ impl Row {
     }
 }
 
+/// Groups of eight that hold `n`.
+fn eighth(n: Reg<u32>) -> Reg<u32> {
+    const _: () = assert!(KEYS == 8 && CHUNK_TOPS == 8);
+    (n + 7) >> 3
+}
+
 /// The selection of K keys by the whole CTA, or by all CTAs of a cluster.
 pub struct RowTopk {
     k: u32,
     /// Whether logits may hold any NaN pattern and -0.
     foreign: bool,
+    /// Octets of a thread.
+    octets: u32,
+    /// Whether a row may have more tops than fit.
+    supertops: bool,
     smem: Smem,
     /// The CTA's part of the row, if several share it.
     cluster: Option<Cluster>,
@@ -93,11 +119,19 @@ impl RowTopk {
     /// Selects `k` keys, a multiple of 128, by `cluster` CTAs together; reserves its part of the shared layout. `foreign` logits
     /// may hold any NaN pattern and -0.
     pub fn new(k: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
-        Self::with_list(k, k + KEYS, cluster, None, foreign, t)
+        Self::with_list(k, k + KEYS, CONTEXT_MAX, cluster, None, foreign, t)
     }
 
-    /// With a list of so many words, and `planes` words of each CTA to gather, if any.
-    fn with_list(k: u32, list_words: u32, cluster: u32, planes: Option<u32>, foreign: bool, t: Thread) -> RowTopk {
+    /// For rows of up to `length_max` keys, with a list of so many words, and `planes` words of each CTA to gather, if any.
+    fn with_list(
+        k: u32,
+        list_words: u32,
+        length_max: usize,
+        cluster: u32,
+        planes: Option<u32>,
+        foreign: bool,
+        t: Thread,
+    ) -> RowTopk {
         let smem = Smem {
             bins: SharedArray::aligned("bins", WARP_BINS, 16),
             low: SharedArray::aligned("low", WARP_BINS + 1, 16),
@@ -105,8 +139,11 @@ impl RowTopk {
             crossing: SharedArray::aligned("crossing", 4, 8),
             scan: SharedArray::new("scan", t.warps()),
         };
-        let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, planes, smem.crossing, t));
-        RowTopk { k, foreign, smem, cluster, t }
+        let octets = (k / cluster).max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();
+        let supertops = length_max.div_ceil(PAGE) as u32 > octets * t.threads * cluster;
+        let lists = 1 + u32::from(supertops);
+        let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, lists, planes, smem.crossing, t));
+        RowTopk { k, foreign, octets, supertops, smem, cluster, t }
     }
 
     /// CTAs that share the row.
@@ -160,86 +197,78 @@ impl RowTopk {
     /// CTA barrier.
     fn search(&self, row: Row, start: impl FnOnce(), ids: bool) -> Selected {
         let RowTopk { k, smem, t, cluster, .. } = self;
-        let vectors = row.vectors();
-        // A CTA's vectors of a list.
-        let own_k = k / self.ctas();
-        let octets = own_k.max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();
-        let run = Run::new(octets, cluster.as_ref(), *t);
-        let codes = SharedArray::<u16>::new("codes", octets * t.threads);
-        // Up to twice through the same code: over the tops of a row of more vectors than fit, then over keys.
-        let over_tops = Var::new(vectors.gt(run.capacity()).as_u32());
-        let listed = Var::<u32>::new(0u32);
+        let run = Run::new(self.octets, cluster.as_ref(), *t);
+        let codes = SharedArray::<u16>::new("codes", self.octets * t.threads);
+        // Up to three times through the same code: over supertops, over tops, and over keys.
+        let (vectors, chunks) = (row.vectors(), row.chunks());
+        let above = Var::new(vectors.gt(run.capacity()).as_u32());
         let (total, from) = (Var::new(vectors), Var::new(row.logits.address()));
-        when(over_tops.get().ne(0), || {
-            total.set((vectors + (CHUNK_TOPS - 1)) >> CHUNK_TOPS.trailing_zeros());
+        when(above.get().ne(0), || {
+            total.set(chunks);
             from.set(row.tops.address());
         });
-        let (own, rounds) = run.deal(total.get());
-        let rounds = Var::new(rounds);
-        if cluster.is_some() {
-            total.set(own);
+        if self.supertops {
+            when(chunks.gt(run.capacity()), || {
+                above.set(OF_SUPERTOPS);
+                total.set(eighth(chunks));
+            });
         }
-        let low = Var::new(0u32); // one below the K-th top of the list
+        let listed = Var::<u32>::new(0u32);
+        total.set(run.deal(total.get()));
+        let low = Var::new(0u32); // one below the K-th of the listed groups' largest
         let mut places = None;
-        let (threshold, ties) = (Var::new(0u32), Var::new(0u32));
         let mut slice = None;
+        let (threshold, ties) = (Var::new(0u32), Var::new(0u32));
         cluster.iter().for_each(|cluster| cluster.keep(row));
         start();
         repeat(|l| {
+            let above_keys = above.get().ne(0);
             let pass = Pass {
-                run: &run,
-                rounds: rounds.get(),
                 total: total.get(),
                 from: Global::from_address(from.get()),
-                over_tops: over_tops.get().ne(0),
+                above: above.get(),
                 listed: listed.get().ne(0),
                 row,
             };
-            self.cut(&pass, low.get(), threshold, ties);
+            self.load(&run, &pass);
+            when(above.get().eq(0), || run.logits_to_keys(pass.total, row.length, self.foreign));
+            self.cut(&run, pass.listed, low.get(), threshold, ties);
             if !ids {
                 // All reads of the list were before the cut's barriers. A B' row ors its planes, and holds no index but its
                 // own even if fewer than K keys are found, as with tops that are not their logits' own.
                 fill(smem.list, 0, *t);
             }
             let cut = Cut { threshold: threshold.get(), ties: ties.get() };
-            // Rounds follow each other in index order.
-            let before = [Var::new(0u32), Var::new(0u32)];
-            self.each_round(&pass, false, || {
-                // Its barrier also ends the reads of the list and of the low digits.
-                let found = Places::find(&run, cut.threshold, codes, smem.scan, *t);
-                fill(smem.low, 0, *t);
-                let own = cluster.map(|cluster| cluster.slice(cut.ties));
-                slice = own.map(|(_, own)| own);
-                let write = || {
-                    let mut first = before.map(|n| n.get());
-                    if let Some((before, _)) = own {
-                        first = std::array::from_fn(|i| first[i] + before[i]);
-                    }
-                    found.write_indices(&run, cut.ties, first, smem.list, own.map(|(_, own)| own.base()));
-                    when(pass.rounds.gt(1), || {
-                        let total = Places::total(smem.scan, *t);
-                        before[0].add(total >> 16);
-                        before[1].add(total & 0xFFFF);
-                    });
-                    sync_threads(); // ORDER: the list, before its readers; and the scan's words, before the next round's.
+            // Its barrier also ends the reads of the list and of the low digits.
+            let found = Places::find(&run, cut.threshold, codes, smem.scan, *t);
+            fill(smem.low, 0, *t);
+            let own = cluster.map(|cluster| cluster.slice(cut.ties));
+            let write = || {
+                let (before, base) = match own {
+                    Some((before, slice)) => (before, Some(slice.base())),
+                    None => ([Reg::from(0); 2], None),
                 };
-                if ids {
-                    write()
-                } else {
-                    when(pass.over_tops, write)
-                }
-                places = Some(found);
-            });
-            l.break_if(!pass.over_tops);
-            if let (Some(cluster), Some(slice)) = (cluster, slice) {
-                cluster.deal_list(smem.list, slice);
+                found.write_indices(&run, cut.ties, before, smem.list, base);
+                sync_threads(); // ORDER: the list, before its readers; and the scan's words, before the next pass's.
+            };
+            if ids {
+                write();
+            } else {
+                when(above_keys, write);
             }
-            over_tops.set(0u32);
+            (places, slice) = (Some(found), own.map(|(_, slice)| slice));
+            l.break_if(!above_keys);
+            above.set(above.get() - 1);
+            if let (Some(cluster), Some(slice)) = (cluster, slice) {
+                cluster.deal_list(self.list_number(above.get()), smem.list, slice);
+            }
             listed.set(1u32);
+            let own_k = Reg::from(k / self.ctas());
             total.set(own_k);
-            rounds.set(run.deal_own(total.get()));
-            from.set(cluster.map_or(row.logits, |cluster| cluster.recall_logits(row)).address());
-            // One below: ties at the K-th top must have a bin of their own, in which all of them are counted.
+            run.deal_own(own_k);
+            let logits = cluster.map_or(row.logits, |cluster| cluster.recall_logits(row));
+            from.set(above.get().ne(0).select(row.tops.address(), logits.address()));
+            // One below: ties at the K-th must have a bin of their own, in which all of them are counted.
             low.set(cut.threshold - 1);
         });
         let cut = Cut { threshold: threshold.get(), ties: ties.get() };
@@ -263,47 +292,53 @@ impl RowTopk {
         Crossing { bin, above }
     }
 
-    /// `body` for each round of the pass, with its keys in registers. What one round holds is loaded only the `first` time.
-    fn each_round(&self, pass: &Pass<'_>, first: bool, body: impl FnOnce()) {
-        let Pass { run, total, from, .. } = *pass;
-        for_range(0u32, pass.rounds, 1u32, |round| {
-            if first {
-                when_else(
-                    pass.listed,
-                    || {
-                        let list = self.cluster.map_or(self.smem.list, |cluster| cluster.list());
-                        run.load_listed(total, from, list, pass.row.vectors());
-                    },
-                    || run.load(round, total, from),
-                );
-                when(!pass.over_tops, || run.logits_to_keys(total, pass.row.length, self.foreign));
-            } else {
-                when(pass.rounds.gt(1), || run.load(round, total, from)); // only tops take several rounds
-            }
-            body();
-        });
+    /// Number of the list that says which octets of this level are looked at.
+    fn list_number(&self, above: Reg<u32>) -> Reg<u32> {
+        if self.supertops { above } else { Reg::from(0) }
+    }
+
+    /// Loads the pass's octets.
+    fn load(&self, run: &Run, pass: &Pass) {
+        let Pass { total, from, above, listed, row } = *pass;
+        let supertops = || run.load_supertops(total, from, row.chunks());
+        let octets = || run.load(total, from);
+        let unlisted = || match self.supertops {
+            true => when_else(above.eq(OF_SUPERTOPS), supertops, octets),
+            false => octets(),
+        };
+        when_else(
+            listed,
+            || {
+                let number = self.list_number(above);
+                let list = self.cluster.map_or(self.smem.list.ptr(), |cluster| cluster.list(number));
+                let all = match self.supertops {
+                    true => above.eq(OF_TOPS).select(row.chunks(), row.vectors()),
+                    false => row.vectors(),
+                };
+                run.load_listed(total, from, list, all);
+            },
+            unlisted,
+        );
     }
 
     /// Finds the K-th key of a pass and how many keys equal to it are taken; the tally of a cluster may be read after the
     /// next barrier.
-    fn cut(&self, pass: &Pass<'_>, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
+    fn cut(&self, run: &Run, listed: Pred, low: Reg<u32>, threshold: Var<u32>, ties: Var<u32>) {
         let RowTopk { k, smem, t, .. } = self;
-        let (k, run) = (Reg::<u32>::from(*k), pass.run);
-        // Of listed keys the distance from the K-th top usually says all.
-        let narrow = Var::new(pass.listed.as_u32());
+        let k = Reg::<u32>::from(*k);
+        // Of what is listed the distance from the K-th of the largest usually says all.
+        let narrow = Var::new(listed.as_u32());
         let upper = [Var::new(0u32), Var::new(0u32)];
         self.cluster.iter().for_each(Cluster::begin);
         repeat(|l| {
-            self.each_round(pass, true, || {
-                let near = || run.count_from(low, smem.bins);
-                when_else(narrow.get().ne(0), near, || run.count_high(smem.bins));
-            });
+            let near = || run.count_from(low, smem.bins);
+            when_else(narrow.get().ne(0), near, || run.count_high(smem.bins));
             sync_threads(); // ORDER: every key counted, before the bins are summed or sent.
             let found = self.find_topdown(smem.bins, k);
             fill(smem.bins, 0, *t);
             upper[0].set(found.bin);
             upper[1].set(found.above);
-            // The last bin holds all that are further above the K-th top, which is rarely the K-th key: then both digits.
+            // The last bin holds all that are further above, which is rarely the K-th key: then both digits.
             l.break_if(narrow.get().eq(0) | found.bin.ne(smem.bins.len() - 1));
             narrow.set(0u32);
             sync_threads(); // ORDER: the zeroed bins, before keys are counted again.
@@ -312,26 +347,24 @@ impl RowTopk {
         threshold.set(low + bin);
         ties.set(k - above);
         when(narrow.get().eq(0), || {
-            self.each_round(pass, false, || run.count_low(bin, smem.low));
+            run.count_low(bin, smem.low);
             sync_threads(); // ORDER: the low digits counted, before they are summed or sent; and the zeroed bins.
             let need = k - above;
             let digit = self.find_topdown(smem.low, need);
             threshold.set((bin << WARP_DIGIT_BITS) | digit.bin);
             ties.set(need - digit.above);
         });
-        self.cluster.iter().for_each(Cluster::publish_tally);
     }
 }
 
-/// One way through the search: over the tops, or over the keys.
-struct Pass<'a> {
-    run: &'a Run,
-    rounds: Reg<u32>,
-    /// Octets of 16 bytes that are this CTA's.
+/// One way through the search: over supertops, over tops, or over keys.
+struct Pass {
+    /// Octets that are this CTA's.
     total: Reg<u32>,
-    /// Where the first octet of all CTAs lies.
+    /// Where the first octet of all CTAs lies, of supertops their tops.
     from: Global<u32>,
-    over_tops: Pred,
+    /// [`OF_TOPS`], [`OF_SUPERTOPS`], or 0 of keys.
+    above: Reg<u32>,
     /// The list says which octets.
     listed: Pred,
     row: Row,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use dsa_core::ShapeError;
+use dsa_core::consts::CONTEXT_MAX;
 use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::bf16;
 use dsa_core::numerics::order16::bits_of;
@@ -106,17 +107,80 @@ fn the_largest_topk_is_exact() {
     });
 }
 
+/// Keys of the longest row whose tops all fit the registers; a longer one starts with its supertops.
+fn unlisted_tops_max(topk: usize) -> usize {
+    8 * unlisted_max(topk)
+}
+
+fn full() -> bool {
+    std::env::var_os("DSA_FULL").is_some_and(|v| v == "1")
+}
+
 #[test]
-fn rows_of_several_rounds_of_tops_are_exact() {
+fn rows_are_exact_either_side_of_where_their_tops_fit() {
     on_every_device(|device| {
-        for topk in [128, 2048] {
-            // 32 tops a thread and round.
-            let round = 256 * SelectShape::new(topk, 64).unwrap().threads() as usize;
-            let lengths = [65_535, 65_536, 65_537, round - 1, round, round + 1, 2 * round + 9];
-            for pattern in [LogitPattern::Gaussian, LogitPattern::Ties, LogitPattern::AllEqual] {
-                let lengths = if device.info().simulated { &lengths[3..] } else { &lengths[..] };
-                check_select(device, &rows_of(pattern, topk, lengths));
+        let few = device.info().simulated && !full();
+        for topk in [128, 640, 2048, 4096] {
+            let fit = unlisted_tops_max(topk);
+            // Ends within a vector, a chunk of tops, an octet of supertops and a line of those.
+            let lengths = [fit + 1, fit, fit - 1, fit + 63, fit + 64, fit + 65, fit + 512, fit + 513, 2 * fit + 9];
+            let lengths = match (few, topk) {
+                (false, _) | (_, 128) => &lengths[..],
+                _ => &lengths[..2],
+            };
+            let patterns = [LogitPattern::Gaussian, LogitPattern::Ties, LogitPattern::AllEqual];
+            let others = [LogitPattern::Ascending, LogitPattern::Descending, LogitPattern::FewDistinct(3)];
+            for (i, pattern) in patterns.into_iter().chain(others).enumerate() {
+                let lengths = if few && i > 0 { &lengths[..1] } else { lengths };
+                let rows = rows_of(pattern, topk, lengths);
+                check_select_with(device, one_in(3, i, &rows.kernels(device)), &rows, 1);
             }
+        }
+    });
+}
+
+/// The first keys in one chunk, in a few, one in each; ties of supertops, of tops, of keys, and none of them near the others.
+#[test]
+fn supertops_bound_the_work_whatever_lies_in_their_chunks() {
+    on_every_device(|device| {
+        for topk in if device.info().simulated && !full() { vec![128] } else { vec![128, 2048, 4096] } {
+            let len = unlisted_tops_max(topk) + 5000 + 3;
+            let row = |key: &dyn Fn(usize) -> u16| (0..len).map(|i| bits_of(key(i))).collect::<Vec<u16>>();
+            let high_from = |first: usize| move |i: usize| if i >= first { 0xC000 } else { 0x9000 };
+            let logits = vec![
+                // One key of the last vector; all of the last chunks; just more and just fewer than K keys at the end.
+                row(&high_from(len - 1)),
+                row(&high_from(len - 64 * 9)),
+                row(&high_from(len - topk - 1)),
+                row(&high_from(len - topk + 1)),
+                // One in each chunk, at another place in each: the first K of equal ones.
+                row(&|i| if i % 64 == i / 64 * 13 % 64 { 0xA001 } else { 0x8001 + (i % 5) as u16 }),
+                // Few chunks hold all: the K-th top is far above the K-th supertop, the K-th key too.
+                row(&|i| if i / 64 % 700 == 3 { 0xB000 + (i % 61) as u16 } else { 0x8800 + (i / 64 % 3) as u16 }),
+                row(&|i| if i / 8 % 5600 == 44 { 0xB000 } else { 0x8800 + (i % 8 == 7) as u16 }),
+                // The K-th top is within the bins of the K-th supertop, ties at either.
+                row(&|i| 0x9000 + (i / 64 % 7) as u16 * 16 + (i / 8 % 8) as u16),
+                row(&|i| 0x9000 + u16::from(i % 1024 == 1023)),
+            ];
+            check_select(device, &Rows::new(topk, logits));
+        }
+    });
+}
+
+#[test]
+fn a_row_of_the_longest_context_is_exact() {
+    on_every_device(|device| {
+        let few = device.info().simulated && !full();
+        let lengths = [CONTEXT_MAX, CONTEXT_MAX - 1, CONTEXT_MAX - 63, 1_000_000];
+        let rows = |pattern, n| rows_of(pattern, 2048, &lengths[..n]);
+        let rows = if few {
+            vec![rows(LogitPattern::Gaussian, 1)]
+        } else {
+            [LogitPattern::Gaussian, LogitPattern::AllEqual, LogitPattern::Ascending].map(|p| rows(p, 4)).into()
+        };
+        for rows in rows {
+            let kernels = rows.kernels(device);
+            check_select_with(device, if few { &kernels[..1] } else { &kernels }, &rows, 1);
         }
     });
 }
@@ -408,6 +472,10 @@ fn tops_that_are_not_their_logits_own_do_no_harm() {
         for topk in [128, 2048] {
             let lengths = [2 * unlisted_max(topk) + 77, 4 * unlisted_max(topk) + 3, 500];
             for pattern in [LogitPattern::Gaussian, LogitPattern::AllEqual, LogitPattern::Descending] {
+                let mut lengths = lengths;
+                if pattern == LogitPattern::Gaussian {
+                    lengths[1] = unlisted_tops_max(topk) + 1003;
+                }
                 let rows = rows_of(pattern, topk, &lengths);
                 let rig = SelectRig::new(device, &rows);
                 let mut rng = SplitMix64::new(topk as u64);

@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use dsa_core::ShapeError;
+use dsa_core::consts::CONTEXT_MAX;
 use dsa_core::generate::{LogitPattern, SplitMix64};
 use dsa_core::numerics::order16::bits_of;
 use dsa_kernels::select::{IndexerSelect, SelectShape};
@@ -42,16 +43,43 @@ fn rows_are_exact_either_side_of_what_the_cluster_holds() {
     });
 }
 
-/// Several rounds of tops a CTA, and the first length of such rows.
+/// Rows that start with their supertops, and the longest that do not.
 #[test]
-fn tops_may_take_several_rounds() {
+fn rows_are_exact_either_side_of_where_the_cluster_holds_their_tops() {
     on_every_device(|device| {
         for cluster in [2, 4] {
-            let round = 8 * unlisted_max(cluster);
+            let fit = 8 * unlisted_max(cluster);
             for pattern in [LogitPattern::Gaussian, LogitPattern::FewDistinct(3)] {
-                let rows = Rows::new(256, [round, round + 1, round + 70_000].map(|len| pattern.row(3, len)).into());
+                let lengths = [fit, fit + 1, fit + 70_001];
+                let rows = Rows::new(256, lengths.map(|len| pattern.row(3, len)).into());
                 check_select_with(device, &kernel(device, &rows, cluster), &rows, 1);
             }
+        }
+        // Eight hold those of the longest row.
+        if !device.info().simulated || full() {
+            for cluster in shared() {
+                let row = |pattern: LogitPattern| pattern.row(9, CONTEXT_MAX - 5);
+                let patterns = [LogitPattern::Gaussian, LogitPattern::AllEqual, LogitPattern::Ascending];
+                let rows = Rows::new(2048, patterns.map(row).into());
+                check_select_with(device, &kernel(device, &rows, cluster), &rows, 1);
+            }
+        }
+    });
+}
+
+/// All of the first chunks, vectors or keys in one CTA's part, or as many in each.
+#[test]
+fn supertops_may_be_skewed() {
+    on_every_device(|device| {
+        for cluster in [2, 4] {
+            let len = 8 * unlisted_max(cluster) + 3001;
+            let row = |first: usize, every: usize| -> Vec<u16> {
+                let key = |i: usize| if i >= first && (i - first).is_multiple_of(every) { 0xA000 } else { 0x9000 };
+                (0..len).map(|i| bits_of(key(i) + (i / 64 % 7) as u16)).collect()
+            };
+            let rows = [(0, 1), (len - 1, 1), (len - 300, 1), (len / 2 - 100, 3), (1, 997)];
+            let rows = Rows::new(256, rows.map(|(first, every)| row(first, every)).into());
+            check_select_with(device, &kernel(device, &rows, cluster), &rows, 1);
         }
     });
 }
@@ -109,9 +137,28 @@ fn lengths_may_differ_in_one_launch() {
     on_gpu(|device| body(device, 5000));
 }
 
+fn full() -> bool {
+    std::env::var_os("DSA_FULL").is_some_and(|v| v == "1")
+}
+
 /// `seeds` with `DSA_FULL=1`, else fewer.
 fn schedules(few: u64) -> u64 {
-    if std::env::var_os("DSA_FULL").is_some_and(|v| v == "1") { 500 } else { few }
+    if full() { 500 } else { few }
+}
+
+#[test]
+fn many_schedules_give_the_same_bits_from_supertops_on() {
+    let len = 8 * unlisted_max(2) + 500;
+    let spread = (0..len).map(|i| bits_of(if i / 64 % 900 == 3 { 0xB000 } else { 0x8800 + (i / 64 % 3) as u16 }));
+    let rows = Rows::new(128, vec![LogitPattern::FewDistinct(200).row(5, len), spread.collect()]);
+    let want = rows.expected();
+    for seed in 1..=schedules(8) {
+        let device = Device::simulated(SimConfig::seeded(seed));
+        let rig = SelectRig::new(&device, &rows);
+        let [select] = kernel(&device, &rows, 2);
+        println!("seed {seed}");
+        rig.check(&want, &rig.run(&select));
+    }
 }
 
 #[test]

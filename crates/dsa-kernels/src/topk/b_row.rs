@@ -4,6 +4,7 @@
 //! in its own shared memory, each at its place in the row. To a word of the planes several CTAs may add: the first one gathers them,
 //! if any index has more than 16 bits.
 
+use dsa_core::consts::LOCAL_CONTEXT_MAX;
 use dsa_core::device::scan::Thread;
 use dsa_core::layout::b_row::BRow;
 use ptx::{Atomic, Pred, Reg, Scope, Sem, SharedArray, Var, for_range, when, when_else};
@@ -39,10 +40,10 @@ impl BRowPart {
 }
 
 impl RowTopk {
-    /// As [`new`](RowTopk::new) with room for the selection as a [`BRow`].
+    /// As [`new`](RowTopk::new) for rows of up to [`LOCAL_CONTEXT_MAX`] keys, with room for the selection as a [`BRow`].
     pub fn with_b_row(k: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
         let words = BRow::new(k as usize).words() as u32;
-        Self::with_list(k, words + KEYS, cluster, Some(words - k), foreign, t)
+        Self::with_list(k, words + KEYS, LOCAL_CONTEXT_MAX, cluster, Some(words - k), foreign, t)
     }
 
     /// The words of the row that [`write_b_row`](RowTopk::write_b_row) left: in a cluster those of the CTA's part, at their places.

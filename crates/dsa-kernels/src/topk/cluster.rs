@@ -7,7 +7,7 @@
 //! | exchange | each CTA sends | to |
 //! |---|---|---|
 //! | a digit | its counts of 256 bins, 16 bits each | every CTA, itself too |
-//! | the list | its listed vectors | the CTA of each one's place |
+//! | a list | its listed chunks or vectors | the CTA of each one's place |
 //! | the planes of a B' row | its bits | CTA 0 |
 //!
 //! A CTA waits for every exchange before it ends, so nobody writes to one that has ended; that all have started is known from a
@@ -41,8 +41,11 @@ pub(crate) fn choose(rows: usize, length_max: usize, ctas_max: usize) -> u32 {
     CLUSTERS.into_iter().filter(|cluster| *cluster <= CHOSEN_MAX && pays(*cluster)).max().unwrap_or(1)
 }
 
-/// Exchanges of digits at most: two of the tops; of listed keys one, which may turn out to be too narrow, then two.
-const DIGITS: u32 = 5;
+/// Exchanges of digits at most: two; of what is listed one, which may turn out to be too narrow, then two.
+fn digits_max(lists: u32) -> u32 {
+    2 + 3 * lists
+}
+
 /// Words of one CTA's counts.
 const COUNT_WORDS: u32 = WARP_BINS / 2;
 /// Counts of a lane that packs or sums them.
@@ -69,22 +72,23 @@ pub(super) struct Cluster {
     pub(super) rank: Reg<u32>,
     /// Of each exchange and CTA: its counts, two to a word, that of the lower bin in the lower half.
     counts: SharedArray<u32>,
-    /// The crossing, then the tally.
+    /// The crossing; then the tally of the last warp: keys above the cut and at it, those of the CTAs before (lower half) and
+    /// this one's (upper half), at most as many as counts are cut to.
     found: SharedArray<u32>,
-    /// The vectors that are this CTA's of the list.
-    list: SharedArray<u32>,
+    /// What is this CTA's of each list.
+    lists: SharedArray<u32>,
+    /// Entries of a list that are its.
+    share: u32,
     /// Of each CTA: the planes of its keys. In CTA 0 of those that gather them.
     planes: Option<SharedArray<u32>>,
     /// With them, where the row lies and its length: the registers are the keys'.
     kept: Option<SharedArray<u64>>,
-    /// Of each exchange of digits, then of the list, then of the planes.
+    /// Of each exchange of digits, then of each list, then of the planes.
     arrived: MbarrierArray,
+    /// Exchanges of digits at most.
+    digits: u32,
     /// Exchanges of digits before.
     exchange: Var<u32>,
-    /// Keys above the cut and at it, those of the CTAs before (lower half) and this one's (upper half), at most as many as
-    /// counts are cut to. In the last warp.
-    above: Var<u32>,
-    tied: Var<u32>,
     t: Thread,
 }
 
@@ -106,22 +110,30 @@ impl Slice {
 }
 
 impl Cluster {
-    /// Reserves its part of the shared layout, also to gather `planes` words of each CTA if it says so; `found` has four words,
+    /// Reserves its part of the shared layout, for `lists` lists at most, also to gather `planes` words of each CTA if it says so; `found` has four words,
     /// aligned to 8 bytes.
-    pub(super) fn new(size: u32, k: u32, planes: Option<u32>, found: SharedArray<u32>, t: Thread) -> Cluster {
+    pub(super) fn new(
+        size: u32,
+        k: u32,
+        lists: u32,
+        planes: Option<u32>,
+        found: SharedArray<u32>,
+        t: Thread,
+    ) -> Cluster {
         assert!(fits(size, k) && size > 1 && size <= t.warps(), "clusters of {size} for top-{k}");
+        let (digits, share) = (digits_max(lists), k / size);
         Cluster {
             size,
             rank: cluster_rank(),
-            counts: SharedArray::aligned("counts", DIGITS * size * COUNT_WORDS, 16),
+            counts: SharedArray::aligned("counts", digits * size * COUNT_WORDS, 16),
             found,
-            list: SharedArray::aligned("dealt", k / size, 16),
+            lists: SharedArray::aligned("dealt", lists * share, 16),
+            share,
             planes: planes.map(|words| SharedArray::aligned("planes", size * words, 16)),
             kept: planes.map(|_| SharedArray::new("kept", 2)),
-            arrived: MbarrierArray::new("arrived", DIGITS + 1 + u32::from(planes.is_some())),
+            arrived: MbarrierArray::new("arrived", digits + lists + u32::from(planes.is_some())),
+            digits,
             exchange: Var::new(0u32),
-            above: Var::new(0u32),
-            tied: Var::new(0u32),
             t,
         }
     }
@@ -160,9 +172,9 @@ impl Cluster {
         self.kept.map_or(row.length, |kept| kept.at(1u32).load().low())
     }
 
-    /// The vectors of the list that are this CTA's.
-    pub(super) fn list(&self) -> SharedArray<u32> {
-        self.list
+    /// What is this CTA's of list `number`.
+    pub(super) fn list(&self, number: Reg<u32>) -> Shared<u32> {
+        self.lists.at(number * self.share)
     }
 
     /// Counts of this exchange.
@@ -171,9 +183,14 @@ impl Cluster {
         self.counts.ptr().at(slot * COUNT_WORDS)
     }
 
-    /// A new search.
+    /// A new search, after a barrier that orders the reads of the last one's tally.
     pub(super) fn begin(&self) {
-        self.above.set(0u32);
+        when(self.tallies() & self.t.lane.eq(0), || self.above().store(0u32));
+    }
+
+    /// The tally's keys above the cut.
+    fn above(&self) -> Shared<u32> {
+        self.found.ptr().offset(2)
     }
 
     /// As [`find_topdown`](super::RowTopk::find_topdown) over the `bins` of all CTAs, every bin counted. All
@@ -215,7 +232,7 @@ impl Cluster {
 
     /// Whether counts are not all loaded before the first is added: where the registers are short.
     fn sums_in_turn(&self) -> bool {
-        self.planes.is_some() && self.size > AT_ONCE
+        self.size > if self.planes.is_some() { AT_ONCE } else { 2 * AT_ONCE }
     }
 
     /// One warp sends to one CTA.
@@ -268,7 +285,7 @@ impl Cluster {
             (pairs & 0xFFFF) + (pairs >> 16)
         };
         let above = in_higher(before.map(|sum| sum.get())) | (in_higher(own) << 16);
-        self.above.add(redux(Redux::AddU32, above));
+        let above = redux(Redux::AddU32, above);
         // Lane r looks at the counts of CTA r.
         let here = Var::new(0u32);
         when(t.lane.lt(*size), || {
@@ -277,19 +294,14 @@ impl Cluster {
         });
         let here = here.get();
         let tied = t.lane.eq(*rank).select::<u32>(here << 16, t.lane.lt(*rank).select::<u32>(here, 0u32));
-        self.tied.set(redux(Redux::AddU32, tied));
+        let tied = redux(Redux::AddU32, tied);
+        when(t.lane.eq(0), || self.above().store_vec([self.above().load() + above, tied]));
     }
 
-    /// After the last digit of a search, before a barrier of the CTA, after which [`slice`](Cluster::slice) holds.
-    pub(super) fn publish_tally(&self) {
-        when(self.tallies() & self.t.lane.eq(0), || {
-            self.found.ptr().offset(2).store_vec([self.above.get(), self.tied.get()]);
-        });
-    }
-
-    /// How many keys above the threshold and at it the CTAs before have, and this one.
+    /// How many keys above the threshold and at it the CTAs before have, and this one. After a barrier of the CTA that orders the
+    /// tally of the last digit.
     pub(super) fn tallied(&self) -> [[Reg<u32>; 2]; 2] {
-        let words = self.found.ptr().offset(2).load_vec::<2>();
+        let words = self.above().load_vec::<2>();
         [words.map(|word| word & 0xFFFF), words.map(|word| word >> 16)]
     }
 
@@ -303,18 +315,18 @@ impl Cluster {
         (before, Slice { first, end: places(before[0] + own[0], before[1] + own[1]) })
     }
 
-    /// Deals the listed vectors to the CTAs by their places; `from` holds this CTA's, from the place `slice.base()` on. All
+    /// Deals list `number` to the CTAs by its places; `from` holds this CTA's, from the place `slice.base()` on. All
     /// threads call it after a barrier that orders their CTA's list; after it each may read [`list`](Cluster::list).
-    pub(super) fn deal_list(&self, from: SharedArray<u32>, slice: Slice) {
-        let Cluster { t, list, .. } = self;
-        let arrived = self.arrived.at(DIGITS);
+    pub(super) fn deal_list(&self, number: Reg<u32>, from: SharedArray<u32>, slice: Slice) {
+        let Cluster { t, share, .. } = self;
+        let (list, arrived) = (self.list(number), self.arrived.at(number + self.digits));
         let first = slice.base();
-        let fours = (list.len() * self.size / 4).div_ceil(t.threads);
+        let fours = (share * self.size / 4).div_ceil(t.threads);
         for round in 0..fours {
             let place = first + (t.index + round * t.threads) * 4;
             when(place.lt(slice.end), || {
                 let vectors = from.at(place - first).load_vec::<4>();
-                let (owner, at) = (place / list.len(), place % list.len());
+                let (owner, at) = (place / *share, place % *share);
                 let (to, arrived) = (list.at(at).of_cta(owner), arrived.of_cta(owner));
                 when_else(
                     place.ge(slice.first) & (place + 4).le(slice.end),
@@ -330,7 +342,7 @@ impl Cluster {
                 );
             });
         }
-        when(t.index.eq(0), || arrived.arrive_expect(list.len() * 4));
+        when(t.index.eq(0), || arrived.arrive_expect(share * 4));
         arrived.wait_cluster(0); // ORDER: this CTA's part of the list, before its threads read it.
     }
 
@@ -341,13 +353,13 @@ impl Cluster {
         assert!(words / 4 <= 32, "one 16-byte packet a lane");
         when(t.lane.lt(words / 4), || {
             let to = planes.ptr().at(rank.mad(words, t.lane * 4)).of_cta(0u32);
-            to.store_async(from.at(t.lane * 4).load_vec::<4>(), self.arrived.at(DIGITS + 1).of_cta(0u32));
+            to.store_async(from.at(t.lane * 4).load_vec::<4>(), self.planes_arrived().of_cta(0u32));
         });
     }
 
     /// Waits for the planes of all CTAs; by all threads of CTA 0 if any has been sent.
     pub(super) fn await_planes(&self) {
-        let arrived = self.arrived.at(DIGITS + 1);
+        let arrived = self.planes_arrived();
         when(self.t.index.eq(0), || arrived.arrive_expect(self.gathered_planes().0.len() * 4));
         arrived.wait_cluster(0); // ORDER: every CTA's planes, before this one's threads read them.
     }
@@ -357,6 +369,11 @@ impl Cluster {
         let (planes, words) = self.gathered_planes();
         let of = |rank: u32| planes.ptr().at(at).offset((rank * words) as i32).load_vec::<2>();
         (1..self.size).map(of).fold(of(0), |[a, b], [c, d]| [a | c, b | d])
+    }
+
+    /// What says that they are all there.
+    fn planes_arrived(&self) -> Mbarrier {
+        self.arrived.at(self.arrived.len() - 1)
     }
 
     /// Where they are gathered, and how many words each CTA has.

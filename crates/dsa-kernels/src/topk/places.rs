@@ -1,7 +1,7 @@
 //! Where each selected key of a run goes: the selected keys before it.
 
 use dsa_core::device::keys::{both_halves, compare_codes};
-use dsa_core::device::scan::{Thread, warp_inclusive, warp_prefix, warps_before};
+use dsa_core::device::scan::{Thread, warp_inclusive, warps_before};
 use ptx::{Reg, SharedArray, Var, sync_threads, sync_warp, when, while_};
 
 use super::run::Run;
@@ -24,13 +24,13 @@ pub(super) struct Places {
 struct Word {
     /// Of each key, the first in the lowest bits: 2 above the threshold, 1 at it.
     codes: Reg<u32>,
-    /// Their vectors.
-    vectors: [Reg<u32>; PER_WORD],
+    /// Their places in multiples of eight indices.
+    bases: [Reg<u32>; PER_WORD],
 }
 
 impl Places {
     /// Contains one CTA barrier; `scratch` holds one word per warp and may be reused after the next, as may `codes`, which
-    /// hold one element per octet of a round.
+    /// hold one element per octet.
     pub(super) fn find(
         run: &Run,
         threshold: Reg<u32>,
@@ -40,16 +40,16 @@ impl Places {
     ) -> Places {
         // No key is at 0: it is below every key's, and so would be "no key".
         let below = both_halves(threshold - 1);
-        run.each(|j, octet| codes.at(run.number(0u32.into(), j)).store(compare_codes(octet.keys(), below)));
+        run.each(|j, octet| codes.at(run.number(j)).store(compare_codes(octet.keys(), below)));
         sync_warp(); // ORDER: the warp's codes, before its lanes read each other's.
         let read: Vec<_> = (0..run.len()).map(|_| Var::new(0u32)).collect();
-        run.each(|j, _| read[j].set(codes.at(run.number_by_lane(0u32.into(), j)).load()));
+        run.each(|j, _| read[j].set(codes.at(run.number_by_lane(j)).load()));
         let get = |j: usize, from: &dyn Fn(usize) -> Reg<u32>| if j < run.len() { from(j) } else { Reg::from(0) };
         let words: Vec<Word> = (0..run.len())
             .step_by(PER_WORD)
             .map(|j| Word {
                 codes: get(j, &|j| read[j].get()) | (get(j + 1, &|j| read[j].get()) << 16),
-                vectors: std::array::from_fn(|i| get(j + i, &|j| run.vector_by_lane(j))),
+                bases: std::array::from_fn(|i| get(j + i, &|j| run.base_by_lane(j))),
             })
             .collect();
         // At most 8 keys for each of the CTA's octets, which fit a half.
@@ -65,11 +65,6 @@ impl Places {
     /// With so many keys above (upper half) and at (lower half) the threshold before the run: fewer than fit a half.
     pub(super) fn after(self, before: Reg<u32>) -> Places {
         Places { before: self.before + before, ..self }
-    }
-
-    /// Keys above (upper half) and at (lower half) the threshold in the CTA, before `scratch` is reused.
-    pub(super) fn total(scratch: SharedArray<u32>, t: Thread) -> Reg<u32> {
-        warp_prefix(scratch, t).1
     }
 
     /// For each two octets of the lane: a bit for each of their keys above and for each of their ties that are taken, at the
@@ -126,7 +121,7 @@ impl Places {
             let slot = Var::new(list.at(place).address());
             for i in 0..PER_WORD as u32 * KEYS {
                 when((selected & (1 << (2 * i))).ne(0), || {
-                    let first = word.vectors[(i / KEYS) as usize] * KEYS;
+                    let first = word.bases[(i / KEYS) as usize] * KEYS;
                     ptx::Shared::<u32>::from_address(slot.get()).store(first + i % KEYS);
                     slot.add(4);
                 });
@@ -150,8 +145,8 @@ impl Places {
 impl Word {
     /// `body(slot, index)` for each key of `selected`, in order, with the slots from `first` on; made for few.
     fn for_each(&self, selected: Reg<u32>, first: Reg<u32>, body: impl Fn(Reg<u32>, Reg<u32>)) {
-        // The index that either octet's vector gives the last key of the word.
-        let lasts = [self.vectors[0] * KEYS + (2 * KEYS - 1), self.vectors[1] * KEYS + (KEYS - 1)];
+        // The index that either octet's place gives the last key of the word.
+        let lasts = [self.bases[0] * KEYS + (2 * KEYS - 1), self.bases[1] * KEYS + (KEYS - 1)];
         let (left, slot) = (Var::new(selected), Var::new(first));
         while_(
             || left.get().ne(0),

@@ -1,6 +1,7 @@
 //! The select kernel.
 
 use dsa_core::generate::LogitPattern;
+use dsa_core::numerics::order16::bits_of;
 use dsa_kernels::select::{self, IndexerSelect, SelectArgs};
 use gpu::{Device, SimConfig, SimTrapKind as Kind};
 use ptx::op::{Bin, Cmp, Op, Operand, Space};
@@ -13,12 +14,12 @@ const RUN: Source = Source { path: "topk/run.rs", text: include_str!("../../src/
 const PLACES: Source = Source { path: "topk/places.rs", text: include_str!("../../src/topk/places.rs") };
 const SCAN: Source = Source { path: "device/scan.rs", text: include_str!("../../../dsa-core/src/device/scan.rs") };
 
-/// Rows of every way through the kernel: several rounds of tops, a list whose keys span more than the bins, a list
-/// whose keys do not, all vectors, all keys.
+/// Rows of every way through the kernel: from supertops on, from tops on to a list whose keys span more than the bins, and to one
+/// whose keys do not, all vectors, several a thread and one, all keys.
 fn select_rows() -> Rows {
     let rows =
         [(140_000, LogitPattern::Gaussian), (17_000, LogitPattern::Descending), (18_000, LogitPattern::FewDistinct(9))];
-    let rows = rows.into_iter().chain([(300, LogitPattern::Gaussian), (100, LogitPattern::Gaussian)]);
+    let rows = rows.into_iter().chain([10_000, 300, 100].map(|len| (len, LogitPattern::Gaussian)));
     Rows::new(128, rows.map(|(len, pattern)| pattern.row(len as u64, len)).collect())
 }
 
@@ -91,6 +92,36 @@ fn select_must_not_read_past_its_tops() {
             _ => None,
         });
     });
+}
+
+#[test]
+fn select_must_not_read_past_the_tops_that_its_supertops_are_of() {
+    let rows = Rows::new(128, vec![LogitPattern::Gaussian.row(1, 140_000)]);
+    let kinds = [Kind::Uninitialized, Kind::OutOfBounds];
+    check_select_mutant(&rows, in_select(&kinds, Orders::Every), |m| {
+        m.edit(RUN, ("fn load_supertops", "(first + chunk).lt(end)"), |op| match op {
+            Op::Setp { cmp: Cmp::Lt, ty, dst, a, b } => {
+                Some(Op::Setp { cmp: Cmp::Le, ty: *ty, dst: *dst, a: *a, b: *b })
+            }
+            _ => None,
+        });
+    });
+}
+
+/// The lanes of a chunk's loads give the words to each other: in another order they are other chunks' supertops.
+#[test]
+fn select_must_transpose_its_supertops() {
+    let row = (0..140_000).map(|i| bits_of(0x9000 + u16::from(i >= 70_000 && i / 64 % 8 == 3)));
+    let rows = Rows::new(128, vec![row.collect()]);
+    let kernel = select::build(&rows.shape(), Target::Sm90a).unwrap();
+    assert!(matches!(run_select_mutant(SimConfig::default(), &rows, &kernel), End::Finished { right: true }));
+    let mut mutant = Mutant::of(&kernel);
+    mutant.edit(RUN, ("fn exchange", "shuffle_xor("), |op| match op.clone() {
+        Op::Shfl { mode, dst, src, lane: _, mask } => Some(Op::Shfl { mode, dst, src, lane: Operand::Imm(0), mask }),
+        _ => None,
+    });
+    let end = run_select_mutant(SimConfig::default(), &rows, &mutant.kernel());
+    assert!(!matches!(end, End::Finished { right: true }), "{end:?}");
 }
 
 #[test]

@@ -11,12 +11,12 @@ use crate::select::{check_select_mutant, run_select_mutant};
 
 const CLUSTER: Source = Source { path: "topk/cluster.rs", text: include_str!("../../src/topk/cluster.rs") };
 
-/// Rows of every way through the kernel of a cluster of two: several rounds of tops; a list whose keys do not spread beyond the
-/// bins, and one whose keys do; no list; all keys.
+/// Rows of every way through the kernel of a cluster of two: from supertops on; a list whose keys do not spread beyond the
+/// bins, and one whose keys do; no list, one vector a thread and several; all keys.
 fn shared_rows() -> Rows {
     let rows = [(300_000, LogitPattern::Gaussian), (34_000, LogitPattern::FewDistinct(9))];
     let rows = rows.into_iter().chain([(34_000, LogitPattern::Descending), (700, LogitPattern::Gaussian)]);
-    let rows = rows.chain([(100, LogitPattern::Gaussian)]);
+    let rows = rows.chain([20_000, 100].map(|len| (len, LogitPattern::Gaussian)));
     Rows::new(128, rows.map(|(len, pattern)| pattern.row(len as u64, len)).collect()).cluster(2)
 }
 
@@ -108,6 +108,19 @@ fn shared_select_expects_exactly_what_its_peers_send() {
             });
         }
     }
+}
+
+/// A second list by the barrier of the first, whose phase is over: nobody would wait for it.
+#[test]
+fn shared_select_needs_a_barrier_of_its_own_for_each_list() {
+    let kinds =
+        [Kind::DataRace, Kind::Mbarrier, Kind::ResultPending, Kind::ExpectTx, Kind::Deadlock, Kind::ExitInFlight];
+    check_select_mutant(&shared_rows(), Expected { kinds: &kinds, files: &IN_CLUSTER, orders: Orders::Every }, |m| {
+        m.edit(CLUSTER, ("fn deal_list", "number + self.digits"), |op| match op {
+            Op::Bin { op: Bin::Add, dst, b, .. } => Some(Op::Mov { dst: *dst, src: *b }),
+            _ => None,
+        });
+    });
 }
 
 /// A second exchange in the slots of the first: a peer may not have read those yet.
