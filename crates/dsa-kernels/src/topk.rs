@@ -34,7 +34,7 @@ use dsa_core::device::scan::{Thread, fill};
 use ptx::{Global, Pred, Reg, SharedArray, Var, repeat, sync_threads, when, when_else};
 
 use cluster::Cluster;
-use places::Places;
+use places::{Places, Staged};
 use run::Run;
 
 /// Vectors that a CTA holds in registers at least.
@@ -112,6 +112,8 @@ pub struct RowTopk {
     smem: Smem,
     /// The CTA's part of the row, if several share it.
     cluster: Option<Cluster>,
+    /// Where the octets of the last pass are kept for a B' row.
+    staged: Option<Staged>,
     t: Thread,
 }
 
@@ -143,7 +145,7 @@ impl RowTopk {
         let supertops = length_max.div_ceil(PAGE) as u32 > octets * t.threads * cluster;
         let lists = 1 + u32::from(supertops);
         let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, lists, planes, smem.crossing, t));
-        RowTopk { k, foreign, octets, supertops, smem, cluster, t }
+        RowTopk { k, foreign, octets, supertops, smem, cluster, staged: None, t }
     }
 
     /// CTAs that share the row.

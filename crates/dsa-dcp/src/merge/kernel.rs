@@ -126,7 +126,7 @@ pub fn build(shape: &MergeShape, target: Target) -> Result<Kernel<MergeArgs>, Ve
     let shape = *shape;
     ptx::build::<MergeArgs>(&shape.name(), target, bounds, |p| {
         let t = Thread::current();
-        let topk = RowTopk::with_b_row(shape.exchange.topk() as u32, 1, shape.foreign, t);
+        let topk = RowTopk::with_b_row(shape.exchange.topk() as u32, 1, shape.foreign, false, t);
         Merge { shape, p, topk, smem: Smem::new(&shape), t, row: cta_index() }.emit()
     })
 }

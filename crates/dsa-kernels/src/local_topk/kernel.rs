@@ -55,7 +55,7 @@ pub fn build(shape: &LocalTopkShape, target: Target) -> Result<Kernel<LocalTopkA
     let shape = *shape;
     ptx::build::<LocalTopkArgs>(&shape.name(), target, bounds, |p| {
         let t = Thread::current();
-        let topk = RowTopk::with_b_row(shape.n, shape.cluster, shape.foreign, t);
+        let topk = RowTopk::with_b_row(shape.n, shape.cluster, shape.foreign, true, t);
         let peers = SharedArray::new("peers", shape.push_ranks.unwrap_or(1));
         let call = SharedArray::aligned("call", 2, 8);
         LocalTopk { shape, p, topk, t, peers, call }.emit()

@@ -7,8 +7,9 @@
 use dsa_core::consts::LOCAL_CONTEXT_MAX;
 use dsa_core::device::scan::Thread;
 use dsa_core::layout::b_row::BRow;
-use ptx::{Atomic, Pred, Reg, Scope, Sem, SharedArray, Var, for_range, when, when_else};
+use ptx::{Pred, Reg, SharedArray, Var, for_range, when, when_else};
 
+use super::places::{BWords, Staged};
 use super::{KEYS, Row, RowTopk, Selected, Slice};
 
 /// What a CTA of a cluster has of a row that the cluster wrote.
@@ -41,9 +42,13 @@ impl BRowPart {
 
 impl RowTopk {
     /// As [`new`](RowTopk::new) for rows of up to [`LOCAL_CONTEXT_MAX`] keys, with room for the selection as a [`BRow`].
-    pub fn with_b_row(k: u32, cluster: u32, foreign: bool, t: Thread) -> RowTopk {
+    ///
+    /// `staged` keys take 16 bytes of shared memory an octet, 32 KB or more, and spare the writing lanes a load for each word.
+    pub fn with_b_row(k: u32, cluster: u32, foreign: bool, staged: bool, t: Thread) -> RowTopk {
         let words = BRow::new(k as usize).words() as u32;
-        Self::with_list(k, words + KEYS, LOCAL_CONTEXT_MAX, cluster, Some(words - k), foreign, t)
+        let topk = Self::with_list(k, words + KEYS, LOCAL_CONTEXT_MAX, cluster, Some(words - k), foreign, t);
+        let staged = staged.then(|| Staged::new(topk.octets * t.threads));
+        RowTopk { staged, ..topk }
     }
 
     /// The words of the row that [`write_b_row`](RowTopk::write_b_row) left: in a cluster those of the CTA's part, at their places.
@@ -59,7 +64,7 @@ impl RowTopk {
     /// The first K keys of `row`, however short, as a [`BRow`]; returns how many there are, and in a cluster this CTA's part. All
     /// threads call it after the barrier that [`clear`](RowTopk::clear) needs. A CTA barrier must follow before the row is read.
     pub fn write_b_row(&self, row: Row) -> (Reg<u32>, Option<BRowPart>) {
-        let RowTopk { k, smem, cluster, foreign, .. } = self;
+        let RowTopk { k, smem, cluster, foreign, staged, .. } = self;
         let planes = smem.list.ptr().at(*k);
         // First place and end of either run.
         let runs = cluster.map(|_| [[Var::new(0u32), Var::new(0u32)], [Var::new(0u32), Var::new(0u32)]]);
@@ -84,14 +89,11 @@ impl RowTopk {
                     }
                 };
                 let row = Row { logits: cluster.map_or(row.logits, |cluster| cluster.recall_logits(row)), ..row };
-                places.emit_apart(&run, cut, first_tie, |slot, index, tied| {
-                    let key = if tied { cut.threshold } else { row.key(index, *foreign) };
-                    smem.list.at(slot).store((key << 16) | ((index & 0xFFFF) ^ 0xFFFF));
-                    when(index.ge(1 << 16), || {
-                        let bit = Reg::<u32>::from(1) << (slot & 31);
-                        planes.at(slot >> 5).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), bit);
-                    });
-                });
+                if let Some(staged) = staged {
+                    staged.fill(&run);
+                }
+                let to = BWords { words: smem.list, planes };
+                places.write_b_words(&run, cut, first_tie, to, *staged, |index| row.key(index, *foreign));
                 if let (Some(cluster), Some([above, tied])) = (cluster, runs) {
                     // Read again rather than kept in registers.
                     length.set(cluster.recall_length(row));

@@ -1,8 +1,8 @@
 //! Where each selected key of a run goes: the selected keys before it.
 
-use dsa_core::device::keys::{both_halves, compare_codes};
+use dsa_core::device::keys::{Keys8, both_halves, compare_codes};
 use dsa_core::device::scan::{Thread, warp_inclusive, warps_before};
-use ptx::{Reg, SharedArray, Var, sync_threads, sync_warp, when, while_};
+use ptx::{Atomic, Reg, Scope, Sem, Shared, SharedArray, Var, sync_threads, sync_warp, when, while_};
 
 use super::run::Run;
 use super::{Cut, KEYS};
@@ -43,7 +43,7 @@ impl Places {
         run.each(|j, octet| codes.at(run.number(j)).store(compare_codes(octet.keys(), below)));
         sync_warp(); // ORDER: the warp's codes, before its lanes read each other's.
         let read: Vec<_> = (0..run.len()).map(|_| Var::new(0u32)).collect();
-        run.each(|j, _| read[j].set(codes.at(run.number_by_lane(j)).load()));
+        run.each(|j, _| read[j].set(codes.at(run.number_by_lane(j as u32)).load()));
         let get = |j: usize, from: &dyn Fn(usize) -> Reg<u32>| if j < run.len() { from(j) } else { Reg::from(0) };
         let words: Vec<Word> = (0..run.len())
             .step_by(PER_WORD)
@@ -67,14 +67,14 @@ impl Places {
         Places { before: self.before + before, ..self }
     }
 
-    /// For each two octets of the lane: a bit for each of their keys above and for each of their ties that are taken, at the
+    /// For each two octets of the lane, by number: a bit for each of their keys above and for each of their ties that are taken, at the
     /// lower of the key's two bits, and how many of either come before, given that `before` such keys come before the run.
     fn each(
         &self,
         run: &Run,
         ties: Reg<u32>,
         before: [Reg<u32>; 2],
-        body: impl Fn(&Word, [Reg<u32>; 2], [Reg<u32>; 2]),
+        body: impl Fn(usize, [Reg<u32>; 2], [Reg<u32>; 2]),
     ) {
         let above_before = Var::new((self.before >> 16) + before[0]);
         let tied_before = Var::new((self.before & 0xFFFF) + before[1]);
@@ -93,7 +93,7 @@ impl Places {
                         || taken.set(taken.get() & !(Reg::<u32>::from(0x8000_0000u32) >> taken.get().clz())),
                     );
                 });
-                body(word, [above, taken.get()], [above_before.get(), taken_before]);
+                body(w, [above, taken.get()], [above_before.get(), taken_before]);
                 above_before.add(above.popc());
                 tied_before.add(tied.popc());
             });
@@ -111,7 +111,8 @@ impl Places {
         list: SharedArray<u32>,
         base: Option<Reg<u32>>,
     ) {
-        self.each(run, ties, before, |word, [above, taken], [above_before, taken_before]| {
+        self.each(run, ties, before, |w, [above, taken], [above_before, taken_before]| {
+            let word = &self.words[w];
             let place = above_before + taken_before;
             let place = base.map_or(place, |base| place - base);
             let selected = above | taken;
@@ -122,27 +123,117 @@ impl Places {
             for i in 0..PER_WORD as u32 * KEYS {
                 when((selected & (1 << (2 * i))).ne(0), || {
                     let first = word.bases[(i / KEYS) as usize] * KEYS;
-                    ptx::Shared::<u32>::from_address(slot.get()).store(first + i % KEYS);
+                    Shared::<u32>::from_address(slot.get()).store(first + i % KEYS);
                     slot.add(4);
                 });
             }
         });
     }
 
-    /// Calls `sink(slot, index, tied)` for the keys above the threshold, with slots from 0 on, and for the first
-    /// `cut.ties` at it, with slots from `first_tie` on. Both are in order.
-    pub(super) fn emit_apart(&self, run: &Run, cut: Cut, first_tie: Reg<u32>, sink: impl Fn(Reg<u32>, Reg<u32>, bool)) {
+    /// Writes the words of a B' row: of the keys above the threshold from slot 0 on, of the first `cut.ties` at it from
+    /// `first_tie` on, both in order. Keys are the `staged` ones, if there are any, else `key_of(index)`.
+    pub(super) fn write_b_words(
+        &self,
+        run: &Run,
+        cut: Cut,
+        first_tie: Reg<u32>,
+        to: BWords,
+        staged: Option<Staged>,
+        key_of: impl Fn(Reg<u32>) -> Reg<u32>,
+    ) {
         let none = Reg::<u32>::from(0);
-        self.each(run, cut.ties, [none, none], |word, [above, taken], [above_before, taken_before]| {
+        self.each(run, cut.ties, [none, none], |w, [above, taken], [above_before, taken_before]| {
+            let word = &self.words[w];
             // Never more, unless the threshold is that of other keys.
             let above = (above_before + above.popc()).le(first_tie).select::<u32>(above, 0u32);
-            word.for_each(above, above_before, |slot, index| sink(slot, index, false));
-            word.for_each(taken, first_tie + taken_before, |slot, index| sink(slot, index, true));
+            let write = |slot: Reg<u32>, index: Reg<u32>, key: Reg<u32>| {
+                to.words.at(slot).store((key << 16) | ((index & 0xFFFF) ^ 0xFFFF));
+                to.mark_high(slot, index);
+            };
+            match staged {
+                None => word.for_each(above, above_before, |slot, index| write(slot, index, key_of(index))),
+                Some(staged) => {
+                    let octets = std::array::from_fn(|i| {
+                        let last = run.share() - 1;
+                        staged.octet(run.number_by_lane(Reg::<u32>::from((w * PER_WORD + i) as u32).min(last)))
+                    });
+                    word.write_b_words(above, octets, to.words.at(above_before));
+                    when(word.bases[0].max(word.bases[1]).ge(HIGH_BASE), || {
+                        word.for_each(above, above_before, |slot, index| to.mark_high(slot, index));
+                    });
+                }
+            }
+            word.for_each(taken, first_tie + taken_before, |slot, index| write(slot, index, cut.threshold));
         });
     }
 }
 
+/// The first place of an octet whose indices have more than 16 bits.
+const HIGH_BASE: u32 = (1 << 16) / KEYS;
+
+/// Where a B' row is put together.
+#[derive(Clone, Copy)]
+pub(super) struct BWords {
+    pub(super) words: SharedArray<u32>,
+    pub(super) planes: Shared<u32>,
+}
+
+impl BWords {
+    /// The plane's bit of a slot whose index has more than 16 bits.
+    fn mark_high(&self, slot: Reg<u32>, index: Reg<u32>) {
+        when(index.ge(1 << 16), || {
+            let bit = Reg::<u32>::from(1) << (slot & 31);
+            self.planes.at(slot >> 5).reduce(Atomic::Or, Sem::Relaxed(Scope::Cta), bit);
+        });
+    }
+}
+
+/// Octets of a CTA in shared memory, for the lanes that emit them.
+#[derive(Clone, Copy)]
+pub(super) struct Staged(SharedArray<u32>);
+
+impl Staged {
+    /// Room for `octets` of them.
+    pub(super) fn new(octets: u32) -> Staged {
+        Staged(SharedArray::aligned("staged", octets * KEYS / 2, 16))
+    }
+
+    /// Where octet `n` is: lanes that take every second or fourth octet find them in different banks.
+    fn at(&self, n: Reg<u32>) -> Shared<u32> {
+        self.0.at((n ^ ((n >> 3) & 7)) * (KEYS / 2))
+    }
+
+    /// Puts the run's octets there, for the lanes of their warp.
+    pub(super) fn fill(&self, run: &Run) {
+        run.each(|j, octet| self.at(run.number(j)).store_vec(octet.keys()));
+        sync_warp(); // ORDER: the warp's octets, before its lanes read each other's.
+    }
+
+    /// The keys of octet `n`.
+    fn octet(&self, n: Reg<u32>) -> Keys8 {
+        self.at(n).load_vec::<4>()
+    }
+}
+
 impl Word {
+    /// Stores the B' words of the `selected` keys of two octets, in order, from `first` on. Straight on: a loop waits for every
+    /// step's result.
+    fn write_b_words(&self, selected: Reg<u32>, octets: [Keys8; PER_WORD], first: Shared<u32>) {
+        let slot = Var::new(first.address());
+        for (octet, (base, keys)) in (0..).zip(self.bases.into_iter().zip(octets)) {
+            // The complement of the first index ends in ones.
+            let complement = !(base * KEYS);
+            for i in 0..KEYS {
+                when((selected & (1 << (2 * (octet * KEYS + i)))).ne(0), || {
+                    let selector = if i % 2 == 0 { 0x1054u32 } else { 0x3254 };
+                    let word = keys[i as usize / 2].permute(complement - i, selector);
+                    Shared::<u32>::from_address(slot.get()).store(word);
+                    slot.add(4);
+                });
+            }
+        }
+    }
+
     /// `body(slot, index)` for each key of `selected`, in order, with the slots from `first` on; made for few.
     fn for_each(&self, selected: Reg<u32>, first: Reg<u32>, body: impl Fn(Reg<u32>, Reg<u32>)) {
         // The index that either octet's place gives the last key of the word.

@@ -134,8 +134,8 @@ impl Run {
     }
 
     /// As [`number`](Run::number) of the `j`th of as many consecutive octets of its warp's that fall to each lane.
-    pub(super) fn number_by_lane(&self, j: usize) -> Reg<u32> {
-        (self.t.warp * 32 + self.t.lane).mad(self.share.get(), j as u32)
+    pub(super) fn number_by_lane(&self, j: impl Into<Reg<u32>>) -> Reg<u32> {
+        (self.t.warp * 32 + self.t.lane).mad(self.share.get(), j.into())
     }
 
     /// The place of that octet: its keys have the indices from 8 times it on.
@@ -160,7 +160,7 @@ impl Run {
             octet.base.set(self.among_all(n));
             octet.clear();
             when(n.lt(total), || octet.load(from.at(octet.base.get() * 4)));
-            self.by_lane[j].set(self.among_all(self.number_by_lane(j)));
+            self.by_lane[j].set(self.among_all(self.number_by_lane(j as u32)));
         });
     }
 
@@ -174,7 +174,7 @@ impl Run {
         let lane = self.t.lane;
         let odd = (lane & 1).ne(0);
         self.each(|j, octet| {
-            self.by_lane[j].set(self.among_all(self.number_by_lane(j)));
+            self.by_lane[j].set(self.among_all(self.number_by_lane(j as u32)));
             // This lane's chunk of the first of the eight octets.
             let first = self.among_all(self.line(j) + (lane & !(CHUNKS - 1))).mad(CHUNKS, lane & (CHUNKS - 1));
             let at = from.at(first * 4);
@@ -226,7 +226,7 @@ impl Run {
                 octet.base.set(base(n));
                 octet.load(from.at(octet.base.get() * 4));
             });
-            let n = self.number_by_lane(j);
+            let n = self.number_by_lane(j as u32);
             when(n.lt(total), || self.by_lane[j].set(base(n)));
         });
     }
