@@ -11,6 +11,7 @@ use crate::common::*;
 
 const KERNEL: Source = Source { path: "local_topk/kernel.rs", text: include_str!("../../src/local_topk/kernel.rs") };
 const B_ROW: Source = Source { path: "topk/b_row.rs", text: include_str!("../../src/topk/b_row.rs") };
+const PLACES: Source = Source { path: "topk/places.rs", text: include_str!("../../src/topk/places.rs") };
 const CLUSTER: Source = Source { path: "topk/cluster.rs", text: include_str!("../../src/topk/cluster.rs") };
 
 const N: usize = 128;
@@ -39,11 +40,11 @@ fn kernel(cluster: u32) -> Kernel<LocalTopkArgs> {
 }
 
 /// Rows of every way through the kernel of up to two CTAs: planes, to some word of which both have bits; a list whose keys do
-/// not spread beyond the bins, and one whose keys do; no list; all keys.
+/// not spread beyond the bins, and one whose keys do; no list, several vectors a thread; all keys.
 fn rows() -> Vec<Vec<u16>> {
     let planes = (0..131_072).map(|i| bits_of(if i % 1100 == 3 { 0xA000 } else { 0x9000 + (i % 5) as u16 })).collect();
     let rows = [(40_000, LogitPattern::FewDistinct(9)), (34_000, LogitPattern::Descending)];
-    let rows = rows.into_iter().chain([(700, LogitPattern::FewDistinct(4)), (100, LogitPattern::Gaussian)]);
+    let rows = rows.into_iter().chain([(9_000, LogitPattern::FewDistinct(4)), (100, LogitPattern::Gaussian)]);
     let rows = rows.map(|(len, pattern)| canonical(pattern.row(len as u64, len)));
     [planes].into_iter().chain(rows).collect()
 }
@@ -81,6 +82,17 @@ fn check_wrong(cluster: u32, mutate: impl FnOnce(&mut Mutant)) {
     for config in orders(1) {
         let end = run(SimConfig { sms: 1, fuel: 20_000_000, ..config }, cluster, &rows, &kernel);
         assert!(!matches!(end, End::Finished { right: true }), "not noticed");
+    }
+}
+
+#[test]
+fn local_topk_needs_its_staged_octets_before_lanes_read_each_others() {
+    for cluster in [1, 2] {
+        check(cluster, &[Kind::DataRace, Kind::Uninitialized], Orders::Every, |m| {
+            m.drop(PLACES, ("pub(super) fn fill(&self, run", "sync_warp(); // ORDER"), |op| {
+                matches!(op, Op::BarWarp { .. })
+            });
+        });
     }
 }
 
