@@ -138,7 +138,7 @@ impl RowTopk {
             bins: SharedArray::aligned("bins", WARP_BINS, 16),
             low: SharedArray::aligned("low", WARP_BINS + 1, 16),
             list: SharedArray::aligned("list", list_words, 16),
-            crossing: SharedArray::aligned("crossing", 4, 8),
+            crossing: SharedArray::aligned("crossing", 2, 8),
             scan: SharedArray::new("scan", t.warps()),
         };
         let octets = (k / cluster).max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();

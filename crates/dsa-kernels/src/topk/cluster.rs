@@ -72,9 +72,11 @@ pub(super) struct Cluster {
     pub(super) rank: Reg<u32>,
     /// Of each exchange and CTA: its counts, two to a word, that of the lower bin in the lower half.
     counts: SharedArray<u32>,
-    /// The crossing; then the tally of the last warp: keys above the cut and at it, those of the CTAs before (lower half) and
-    /// this one's (upper half), at most as many as counts are cut to.
+    /// The crossing.
     found: SharedArray<u32>,
+    /// Of the last warp: keys above the cut and at it, those of the CTAs before (lower half) and this one's (upper half), at most
+    /// as many as counts are cut to. Not beside the crossing, or the assembler reads both at once, before the tally is done.
+    tally: SharedArray<u32>,
     /// What is this CTA's of each list.
     lists: SharedArray<u32>,
     /// Entries of a list that are its.
@@ -110,8 +112,8 @@ impl Slice {
 }
 
 impl Cluster {
-    /// Reserves its part of the shared layout, for `lists` lists at most, also to gather `planes` words of each CTA if it says so; `found` has four words,
-    /// aligned to 8 bytes.
+    /// Reserves its part of the shared layout, for `lists` lists at most, also to gather `planes` words of each CTA if it says so;
+    /// `found` has two words, aligned to 8 bytes.
     pub(super) fn new(
         size: u32,
         k: u32,
@@ -127,6 +129,7 @@ impl Cluster {
             rank: cluster_rank(),
             counts: SharedArray::aligned("counts", digits * size * COUNT_WORDS, 16),
             found,
+            tally: SharedArray::aligned("tally", 2, 8),
             lists: SharedArray::aligned("dealt", lists * share, 16),
             share,
             planes: planes.map(|words| SharedArray::aligned("planes", size * words, 16)),
@@ -190,7 +193,7 @@ impl Cluster {
 
     /// The tally's keys above the cut.
     fn above(&self) -> Shared<u32> {
-        self.found.ptr().offset(2)
+        self.tally.ptr()
     }
 
     /// As [`find_topdown`](super::RowTopk::find_topdown) over the `bins` of all CTAs, every bin counted. All
