@@ -116,8 +116,8 @@ fn planes_come_from_every_cta() {
             let middle: Vec<u16> =
                 (0..len).map(|i| bits_of(if (65_500..65_600).contains(&i) { 0xA000 } else { 0x9000 })).collect();
             let mut rows: Vec<Vec<u16>> = vec![spread(1100), spread(900), ends, middle];
-            // One key more than have 16 bits, and as many as have.
-            rows.extend([65_537, 65_536].map(|len| rows[0][..len].to_vec()));
+            // One key more than have 16 bits, and as many as have; the last is the largest.
+            rows.extend([65_537, 65_536].map(|len| [&rows[0][..len - 1], &[bits_of(0xB000)]].concat()));
             check_shared(device, shape(128, cluster), 2, &rows, 0);
         }
         let rows = [canonical(LogitPattern::Gaussian.row(3, len))];

@@ -116,6 +116,28 @@ fn skewed_rows_are_exact() {
     });
 }
 
+/// Nearly all that is listed from one CTA's part, with one selected key in each vector: it deals more places than its threads have
+/// in one round.
+#[test]
+fn one_part_may_hold_the_whole_list() {
+    on_every_device(|device| {
+        let topk = 3968; // not as many as fill the last round
+        for cluster in [2, 4, 8] {
+            let part = 8 * (topk + 64);
+            let len = part * cluster as usize;
+            assert!(len > unlisted_max(cluster));
+            let row = |first: usize| -> Vec<u16> {
+                let large = first..first + 8 * topk;
+                let key = |i: usize| if large.contains(&i) && i % 8 == i / 8 % 8 { 0xA000 } else { 0x9000 };
+                (0..len).map(|i| bits_of(key(i) + (i % 7) as u16)).collect()
+            };
+            // The first part; the last, three vectors of the one before.
+            let rows = Rows::new(topk, [0, len - part - 24].map(row).into());
+            check_select_with(device, &kernel(device, &rows, cluster), &rows, 1);
+        }
+    });
+}
+
 /// Rows of every way side by side, CTAs of other rows ending while some are at work: no CTA leaves its cluster early.
 #[test]
 fn lengths_may_differ_in_one_launch() {

@@ -75,6 +75,24 @@ fn all_tiles_give_the_same_bits() {
     });
 }
 
+/// The halves of every product cancel but for the rounding of their sums, which shows the order of the parts.
+#[test]
+fn all_tiles_add_parts_that_cancel_in_the_same_order() {
+    on_every_device(|device| {
+        const HALF: usize = Q_LORA / 2;
+        let mut step = Step::random(92, 1, 9);
+        step.q_a.fill(b(1.0));
+        step.qkv.chunks_mut(QKV).for_each(|row| row.copy_within(..HALF, HALF));
+        for row in step.q_b.chunks_mut(Q_LORA) {
+            (0..HALF).for_each(|c| row[HALF + c] = row[c] ^ 0x8000);
+        }
+        let shape = shape_of(&step, MlaCacheForm::Fp8Ds); // a BF16 query: FP8 would round the rest to zero
+        let [a, b, c] = [16, 32, 64].map(|tile| run(device, &step, shape.with_tile(Some(tile)).unwrap()));
+        assert!(a.query.iter().any(|byte| byte & 0x7F != 0), "rounding leaves something");
+        assert!(a == b && b == c, "every sum has one order");
+    });
+}
+
 #[test]
 fn weights_copied_by_threads_change_nothing() {
     on_every_device(|device| {
