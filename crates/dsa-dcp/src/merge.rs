@@ -73,6 +73,7 @@ use dsa_core::layout::b_row::BRow;
 use dsa_core::layout::ll_slot::PAIR_BYTES;
 use dsa_core::shape::check_kv_page;
 use dsa_kernels::Cost;
+use dsa_kernels::topk::octets_of_cta;
 use ptx::Target;
 
 use crate::error::DcpError;
@@ -240,7 +241,8 @@ impl MergeShape {
     fn shared_bytes_without_lists(&self) -> usize {
         let words = self.exchange.ranks() * self.sent().words();
         let list = self.exchange.list().words();
-        let select = 2 * WARP_BINS as usize + 2 * 32 + list;
+        let codes = octets_of_cta(self.exchange.topk() as u32, 1, self.threads()) as usize / 2;
+        let select = 2 * WARP_BINS as usize + 2 * 32 + list + codes;
         let search = 2 * WARP_BINS as usize + keys::TIES as usize;
         let bitmap = if self.ids { self.groups() as usize * (16 + 2) } else { 0 };
         4 * (words + select + search) + bitmap + 1024

@@ -100,6 +100,11 @@ fn eighth(n: Reg<u32>) -> Reg<u32> {
     (n + 7) >> 3
 }
 
+/// Octets that one of `cluster` CTAs of `threads` holds in registers; each takes two bytes of shared memory.
+pub fn octets_of_cta(k: u32, cluster: u32, threads: u32) -> u32 {
+    (k / cluster).max(VECTORS_MIN).div_ceil(threads).next_power_of_two() * threads
+}
+
 /// The selection of K keys by the whole CTA, or by all CTAs of a cluster.
 pub struct RowTopk {
     k: u32,
@@ -141,7 +146,7 @@ impl RowTopk {
             crossing: SharedArray::aligned("crossing", 2, 8),
             scan: SharedArray::new("scan", t.warps()),
         };
-        let octets = (k / cluster).max(VECTORS_MIN).div_ceil(t.threads).next_power_of_two();
+        let octets = octets_of_cta(k, cluster, t.threads) / t.threads;
         let supertops = length_max.div_ceil(PAGE) as u32 > octets * t.threads * cluster;
         let lists = 1 + u32::from(supertops);
         let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, lists, planes, smem.crossing, t));
