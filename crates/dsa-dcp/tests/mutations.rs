@@ -117,20 +117,32 @@ fn ignore_tag_of(half: usize, polls: std::ops::Range<usize>) -> impl Fn(&mut Ker
 
 /// Replaces the parity of the epoch by 0 wherever it is used: `epoch & 1` becomes `epoch & 0`.
 fn one_parity(ir: &mut KernelIr) {
-    let is_parity = |op: &Op| matches!(op, Op::Bin { op: Bin::And, ty: Ty::U32, b: Operand::Imm(1), .. });
     // The epoch is the first value that is masked after it was loaded and advanced.
     let advanced = positions(ir, |op| matches!(op, Op::Selp { a: Operand::Imm(2), .. }));
     let Op::Selp { dst: epoch, .. } = ir.insts[advanced[0]].op else { unreachable!() };
-    let mut changed = 0;
-    for inst in &mut ir.insts {
-        if is_parity(&inst.op)
-            && let Op::Bin { a, b, .. } = &mut inst.op
-            && *a == Operand::Reg(epoch)
-        {
-            *b = Operand::Imm(0);
-            changed += 1;
+    // Local top-k keeps it in shared memory, with the status.
+    let kept = ir.insts.iter().filter_map(|inst| match &inst.op {
+        Op::Ld { space: Space::Shared, dsts, .. } if dsts.len() == 2 => Some(dsts[0]),
+        _ => None,
+    });
+    let kept: Vec<RegId> = kept.collect();
+    let mut without_parity = |is_epoch: &dyn Fn(RegId) -> bool| {
+        let mut changed = 0;
+        for inst in &mut ir.insts {
+            if let Op::Bin { op: Bin::And, ty: Ty::U32, a: Operand::Reg(a), b, .. } = &mut inst.op
+                && *b == Operand::Imm(1)
+                && is_epoch(*a)
+            {
+                *b = Operand::Imm(0);
+                changed += 1;
+            }
         }
-    }
+        changed
+    };
+    let changed = match without_parity(&|a| a == epoch) {
+        0 => without_parity(&|a| kept.contains(&a)),
+        changed => changed,
+    };
     assert!(changed > 0, "{}", ir.name);
 }
 
