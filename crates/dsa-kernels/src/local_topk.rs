@@ -12,7 +12,7 @@
 //! has at most 2^17 keys.
 //!
 //! # Algorithm
-//! The [`topk`](crate::topk) module's, with N for K. The row is put together in shared memory, then copied and pushed from
+//! The [`topk`] module's, with N for K. The row is put together in shared memory, then copied and pushed from
 //! there, 16 bytes a thread.
 //!
 //! # Decomposition
