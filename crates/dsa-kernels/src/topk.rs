@@ -31,7 +31,7 @@ use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};
 use dsa_core::device::radix::{Crossing, WARP_BINS, WARP_DIGIT_BITS, find_topdown_in_warp};
 use dsa_core::device::scan::{Thread, fill};
-use ptx::{Global, Pred, Reg, SharedArray, Var, repeat, sync_threads, when, when_else};
+use ptx::{Global, Pred, Reg, SharedArray, Var, cta_index, repeat, sync_threads, when, when_else};
 
 use cluster::Cluster;
 use places::{Places, Staged};
@@ -110,7 +110,7 @@ pub struct RowTopk {
     k: u32,
     /// Whether logits may hold any NaN pattern and -0.
     foreign: bool,
-    /// Octets of a thread.
+    /// Octets of the CTA.
     octets: u32,
     /// Whether a row may have more tops than fit.
     supertops: bool,
@@ -146,8 +146,8 @@ impl RowTopk {
             crossing: SharedArray::aligned("crossing", 2, 8),
             scan: SharedArray::new("scan", t.warps()),
         };
-        let octets = octets_of_cta(k, cluster, t.threads) / t.threads;
-        let supertops = length_max.div_ceil(PAGE) as u32 > octets * t.threads * cluster;
+        let octets = octets_of_cta(k, cluster, t.threads);
+        let supertops = length_max.div_ceil(PAGE) as u32 > octets * cluster;
         let lists = 1 + u32::from(supertops);
         let cluster = (cluster > 1).then(|| Cluster::new(cluster, k, lists, planes, smem.crossing, t));
         RowTopk { k, foreign, octets, supertops, smem, cluster, staged: None, t }
@@ -156,6 +156,14 @@ impl RowTopk {
     /// CTAs that share the row.
     pub fn ctas(&self) -> u32 {
         self.cluster.map_or(1, |cluster| cluster.size)
+    }
+
+    /// The CTA's row. Asked for where it is needed, so that no register need hold it meanwhile.
+    pub fn row(&self) -> Reg<u32> {
+        match self.ctas() {
+            1 => cta_index(),
+            ctas => cta_index() >> ctas.trailing_zeros(),
+        }
     }
 
     /// This one's rank among them.
@@ -204,8 +212,8 @@ impl RowTopk {
     /// CTA barrier.
     fn search(&self, row: Row, start: impl FnOnce(), ids: bool) -> Selected {
         let RowTopk { k, smem, t, cluster, .. } = self;
-        let run = Run::new(self.octets, cluster.as_ref(), *t);
-        let codes = SharedArray::<u16>::new("codes", self.octets * t.threads);
+        let run = Run::new(self.octets / t.threads, cluster.as_ref(), *t);
+        let codes = SharedArray::<u16>::new("codes", self.octets);
         // Up to three times through the same code: over supertops, over tops, and over keys.
         let (vectors, chunks) = (row.vectors(), row.chunks());
         let above = Var::new(vectors.gt(run.capacity()).as_u32());

@@ -85,7 +85,7 @@ impl LocalTopk {
     fn emit(&self) {
         let LocalTopk { shape, p, topk, t, .. } = self;
         topk.arrive();
-        let row = self.row();
+        let row = topk.row();
         let end = Var::new(0i32);
         when(row.lt(p.rows), || end.set(p.row_ends.at(row).load_as(LoadMode::STREAM)));
         let length = clamp_length(end.get(), p.length_max);
@@ -107,7 +107,7 @@ impl LocalTopk {
             topk.send_planes(part);
         }
         let push = shape.push_ranks.map(|ranks| self.push_state(ranks));
-        let row = self.row();
+        let row = topk.row();
         self.copy_row(row, part.as_ref());
         let writes_count = match part {
             None => t.index.eq(0),
@@ -126,14 +126,6 @@ impl LocalTopk {
                     when(push.status.eq(0), || self.push_planes(row, push, part));
                 }
             });
-        }
-    }
-
-    /// The CTA's row.
-    fn row(&self) -> Reg<u32> {
-        match self.shape.cluster {
-            1 => cta_index(),
-            ctas => cta_index() >> ctas.trailing_zeros(),
         }
     }
 

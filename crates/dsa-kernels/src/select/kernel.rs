@@ -114,7 +114,7 @@ impl Select {
     fn emit(&self) {
         let Select { shape, p, topk, .. } = self;
         topk.arrive();
-        let row = self.row();
+        let row = topk.row();
         // A division takes a while, but this is before the wait.
         let request = row / p.q;
         let end = Var::new(0i32);
@@ -147,7 +147,7 @@ impl Select {
                     entries.le(TABLE_ENTRIES),
                     || self.find_blocks(&quads, |entry| self.table.at(entry).load()),
                     || {
-                        let table = self.table_row(self.row() / p.q);
+                        let table = self.table_row(self.topk.row() / p.q);
                         self.find_blocks(&quads, |entry| table.at(entry).load_as(LoadMode::STREAM).as_u32());
                     },
                 );
@@ -253,18 +253,10 @@ impl Select {
         }
     }
 
-    /// The CTA's row. Asked for where it is needed, so that no register need hold it meanwhile.
-    fn row(&self) -> Reg<u32> {
-        match self.shape.cluster {
-            1 => cta_index(),
-            ctas => cta_index() >> ctas.trailing_zeros(),
-        }
-    }
-
     /// Writes the first `n` slots as physical rows, -1 after, and the count.
     fn write_row(&self, quads: &[Quad], n: Reg<u32>) {
         let Select { shape, p, t, .. } = self;
-        let row = self.row();
+        let row = self.topk.row();
         let base = row.mul_wide(shape.topk);
         let outputs = [Some(p.out.at64(base)), shape.ids.then(|| p.ids.at64(base))];
         for quad in quads {

@@ -47,7 +47,7 @@ impl RowTopk {
     pub fn with_b_row(k: u32, cluster: u32, foreign: bool, staged: bool, t: Thread) -> RowTopk {
         let words = BRow::new(k as usize).words() as u32;
         let topk = Self::with_list(k, words + KEYS, LOCAL_CONTEXT_MAX, cluster, Some(words - k), foreign, t);
-        let staged = staged.then(|| Staged::new(topk.octets * t.threads));
+        let staged = staged.then(|| Staged::new(topk.octets));
         RowTopk { staged, ..topk }
     }
 

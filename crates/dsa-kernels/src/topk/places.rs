@@ -118,15 +118,7 @@ impl Places {
             let selected = above | taken;
             let end = place + selected.popc();
             let selected = (place.le(end) & end.le(list.len())).select::<u32>(selected, 0u32);
-            // Straight on, since of each key in use many are selected: a loop over those waits for every step's result.
-            let slot = Var::new(list.at(place).address());
-            for i in 0..PER_WORD as u32 * KEYS {
-                when((selected & (1 << (2 * i))).ne(0), || {
-                    let first = word.bases[(i / KEYS) as usize] * KEYS;
-                    Shared::<u32>::from_address(slot.get()).store(first + i % KEYS);
-                    slot.add(4);
-                });
-            }
+            word.store_each(selected, list.at(place), |octet, i| word.bases[octet] * KEYS + i);
         });
     }
 
@@ -216,21 +208,25 @@ impl Staged {
 }
 
 impl Word {
-    /// Stores the B' words of the `selected` keys of two octets, in order, from `first` on. Straight on: a loop waits for every
-    /// step's result.
+    /// Stores the B' words of the `selected` keys of two octets, in order, from `first` on.
     fn write_b_words(&self, selected: Reg<u32>, octets: [Keys8; PER_WORD], first: Shared<u32>) {
+        // The complement of the first index ends in ones.
+        let complements = self.bases.map(|base| !(base * KEYS));
+        self.store_each(selected, first, |octet, i| {
+            let selector = if i % 2 == 0 { 0x1054u32 } else { 0x3254 };
+            octets[octet][i as usize / 2].permute(complements[octet] - i, selector)
+        });
+    }
+
+    /// Stores `value(octet, key)` for each key of `selected`, in order, from `first` on. Straight on, for where many are: a loop
+    /// waits for every step's result.
+    fn store_each(&self, selected: Reg<u32>, first: Shared<u32>, value: impl Fn(usize, u32) -> Reg<u32>) {
         let slot = Var::new(first.address());
-        for (octet, (base, keys)) in (0..).zip(self.bases.into_iter().zip(octets)) {
-            // The complement of the first index ends in ones.
-            let complement = !(base * KEYS);
-            for i in 0..KEYS {
-                when((selected & (1 << (2 * (octet * KEYS + i)))).ne(0), || {
-                    let selector = if i % 2 == 0 { 0x1054u32 } else { 0x3254 };
-                    let word = keys[i as usize / 2].permute(complement - i, selector);
-                    Shared::<u32>::from_address(slot.get()).store(word);
-                    slot.add(4);
-                });
-            }
+        for key in 0..PER_WORD as u32 * KEYS {
+            when((selected & (1 << (2 * key))).ne(0), || {
+                Shared::<u32>::from_address(slot.get()).store(value((key / KEYS) as usize, key % KEYS));
+                slot.add(4);
+            });
         }
     }
 
