@@ -74,6 +74,10 @@ fn mutants(ir: &KernelIr) -> Vec<Mutant> {
             all.push(changed(ir, "a wait at the CTA's scope", i, narrow));
         }
     }
+    for i in at(ir, |op| matches!(op, Op::MbarInit { count: 2.., .. })) {
+        let Op::MbarInit { addr, count } = ir.insts[i].op else { unreachable!() };
+        all.push(changed(ir, "one arrival fewer", i, Op::MbarInit { addr, count: count - 1 }));
+    }
     for i in at(ir, |op| matches!(op, Op::BarSync { .. })) {
         all.push(without(ir, "CTA barrier", &[i]));
     }

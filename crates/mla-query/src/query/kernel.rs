@@ -246,6 +246,7 @@ impl Query {
         let Query { p, rows, columns, .. } = self;
         let q_b_full = (!self.shape.thread_copies()).then_some(self.q_b_full);
         q_b_full.into_iter().chain([self.w_uk_full, self.gathered]).for_each(|bar| bar.init(1));
+        self.staged.iter().for_each(Staged::init);
         fence_mbarrier_init();
         if !self.shape.thread_copies() {
             let q_b_bytes = rows * Q_LORA as u32 * 2;

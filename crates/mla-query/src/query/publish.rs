@@ -13,14 +13,13 @@ use ptx::*;
 use super::kernel::{COMPUTE_THREADS, INSERT, INSERT_THREADS, MlaParams};
 use crate::shape::MlaShape;
 
-/// Named barrier by which the computing warps hand their rows over.
-const STAGED: u32 = 3;
-
 /// A CTA's part of every token's row: its latent columns, then its rows of Q_B, of which those that are rope, or in tiles its
 /// 8 rope columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Staged {
     rows: Shared<u32>,
+    /// The rows are there.
+    full: Mbarrier,
     shape: MlaShape,
     mailbox: MailboxShape,
     part: Reg<u32>,
@@ -31,16 +30,23 @@ pub(crate) struct Staged {
 impl Staged {
     /// Of a shape that publishes, `None` for others.
     pub(crate) fn new(shape: MlaShape, part: Reg<u32>, first: Reg<u32>) -> Option<Staged> {
-        let mailbox = shape.publication()?.mailbox;
-        let rows = SharedArray::aligned("staged", shape.tokens() * pitch(&shape), 16).ptr();
-        Some(Staged { rows, shape, mailbox, part, first })
+        shape.publication()?;
+        let rows = SharedArray::aligned("staged", shape.tokens() * pitch(&shape), 16);
+        Staged::over(shape, part, first, rows)
     }
 
     /// As [`new`](Self::new), in the place of another array.
     pub(crate) fn over(shape: MlaShape, part: Reg<u32>, first: Reg<u32>, array: SharedArray<u32>) -> Option<Staged> {
         let mailbox = shape.publication()?.mailbox;
         assert!(shape.tokens() * pitch(&shape) <= array.len(), "the rows kept fit the array");
-        Some(Staged { rows: array.ptr(), shape, mailbox, part, first })
+        let full = MbarrierArray::new("staged_full", 1).at(0);
+        Some(Staged { rows: array.ptr(), full, shape, mailbox, part, first })
+    }
+
+    /// Initialises the barrier; in one thread.
+    #[track_caller]
+    pub(crate) fn init(&self) {
+        self.full.init(COMPUTE_THREADS);
     }
 
     /// The rope column of the first place after the latent columns; below 0, that is large, where its row of Q_B is latent.
@@ -61,10 +67,10 @@ impl Staged {
         self.at(token - self.first, place).store_vec(words);
     }
 
-    /// A computing warp has kept its last row.
+    /// A computing thread has kept its last row.
     #[track_caller]
     pub(crate) fn arrive(&self) {
-        arrive_named(STAGED, COMPUTE_THREADS + INSERT_THREADS); // ORDER: the rows kept, before they are sent.
+        self.full.arrive();
     }
 
     /// Starts a call, as thread `thread` of the inserting warps; after the dependency wait.
@@ -95,7 +101,7 @@ impl Staged {
     /// Sends the rows once they are there.
     #[track_caller]
     pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>, (outbox, call): &(Outbox, Call)) {
-        sync_named(STAGED, COMPUTE_THREADS + INSERT_THREADS); // ORDER: see `arrive`.
+        self.full.wait(0); // ORDER: the rows kept, before they are sent.
         let live = (p.tokens - self.first).min(self.shape.tokens());
         let (columns, bytes) = (self.shape.columns(), self.shape.query_bytes() as u32);
         when(call.works, || {

@@ -3,7 +3,6 @@
 use dsa_core::consts::{NOPE, Q_HEAD};
 use ptx::*;
 
-use super::kernel::WARPS;
 use super::{CLUSTER, LINE, LINES};
 
 /// Rows of Q_B of a copy: a head's, or so many that each half of a cluster multiplies whole copies.
@@ -30,11 +29,6 @@ impl Cut {
     /// Parts of a sum.
     pub(super) fn parts(self) -> u32 {
         CLUSTER / self.halves
-    }
-
-    /// Warps of a CTA that say what has been read: the first one, where barriers join all warps anyway, or each.
-    pub(super) fn signallers(self) -> u32 {
-        if self.halves > 1 { 1 } else { WARPS }
     }
 
     /// Eighths of the columns that a CTA multiplies.

@@ -26,7 +26,7 @@ impl Tiled {
                 }
             },
         );
-        self.arrive_with_parts();
+        self.parts_full.arrive();
     }
 
     /// Sends a warpgroup's sums to the CTAs of the half that add them up. Every CTA starts with the one after it, lest all send
@@ -43,7 +43,7 @@ impl Tiled {
                 );
             });
         }
-        self.arrive_with_parts();
+        self.parts_full.arrive();
     }
 
     /// Sends, from CTA `index` of the half, tiles of its rows of Q_B from `first` on.
@@ -73,11 +73,6 @@ impl Tiled {
     fn part_at(&self, tile: Reg<u32>) -> Shared<f32> {
         let tiles = self.tokens / 16 * TILES;
         self.parts.at((self.share.index.mad(tiles, tile) * 32 + self.lane) * 4)
-    }
-
-    fn arrive_with_parts(&self) {
-        sync_warp(); // ORDER: every lane's parts that stay here, before the warp's arrival.
-        when(self.lane.eq(0), || self.parts_full.arrive());
     }
 
     /// Adds up the eight parts of the CTA's rows: latent rows go to every CTA, as they will multiply, rope rows to the query.

@@ -78,10 +78,9 @@ impl Tiled {
         };
         let freed = frees(tokens);
         let barriers = MbarrierArray::new("barriers", 5 + freed);
-        let per_signal = CLUSTER * cut.signallers();
-        let words = (freed > 0).then(|| SharedArray::<u32>::new("signals", freed * per_signal).ptr());
+        let words = (freed > 0).then(|| SharedArray::<u32>::new("signals", freed * CLUSTER).ptr());
         let signals = words.map_or(Vec::new(), |words| {
-            (0..freed).map(|i| (words.offset((i * per_signal) as i32), barriers.at(5 + i))).collect()
+            (0..freed).map(|i| (words.offset((i * CLUSTER) as i32), barriers.at(5 + i))).collect()
         });
         let head = special(Special::CtaidY);
         let (part, first) = (cluster_rank(), special(Special::CtaidZ) * tokens);
@@ -132,8 +131,10 @@ impl Tiled {
             .into_iter()
             .chain(freed.clone())
             .for_each(|bar| bar.init(1));
-        // Every computing warp arrives with the parts that stay here.
-        self.parts_full.init(1 + WARPS);
+        // Every computing thread arrives with the parts that stay here: one lane for its warp is no faster, and racecheck does
+        // not follow it.
+        self.parts_full.init(1 + COMPUTE_THREADS);
+        self.staged.iter().for_each(Staged::init);
         fence_mbarrier_init();
         self.q_b_full.arrive_expect(Q_HEAD as u32 * SLICE * 2);
         let copies = cut.copies(self.share.half);
@@ -155,7 +156,7 @@ impl Tiled {
         }
         self.parts_full.arrive_expect((cut.parts() - 1) * tokens * ROWS * 4);
         self.latent_full.arrive_expect(tokens * NOPE as u32 * 2);
-        freed.for_each(|freed| freed.arrive_expect(CLUSTER * cut.signallers() * 4));
+        freed.for_each(|freed| freed.arrive_expect(CLUSTER * 4));
     }
 
     fn compute(&self) {
@@ -180,16 +181,12 @@ impl Tiled {
         sync_named(COMPUTE, COMPUTE_THREADS);
     }
 
-    /// The warp, or the CTA if one warp signals for all, has read what `signals[i]` is about. Stores that complete on a peer's
-    /// barrier release what came before them, and need no fence for it, which would take longer than a line of products.
+    /// After a barrier of the computing warps: the CTA has read what `signals[i]` is about. Stores that complete on a peer's barrier
+    /// release what came before them, and need no fence for it, which would take longer than a line of products.
     pub(super) fn free(&self, i: usize) {
         let Some((words, freed)) = self.signals.get(i) else { return };
-        let (signals, place) = match self.cut.signallers() {
-            1 => (self.thread.lt(CLUSTER), self.part),
-            warps => (self.lane.lt(CLUSTER), self.part.mad(warps, self.warp)),
-        };
-        when(signals, || {
-            let to = words.at(place).of_cta(self.lane);
+        when(self.thread.lt(CLUSTER), || {
+            let to = words.at(self.part).of_cta(self.lane);
             to.store_async([self.warp], freed.of_cta(self.lane));
         });
     }

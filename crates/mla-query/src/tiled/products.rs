@@ -40,7 +40,7 @@ impl Tiled {
             };
             let fragments = [rows(0, 0), rows(0, 8), rows(1, 0)];
             if step + 1 == 2 * FREED_FIRST && frees(*tokens) > 0 {
-                sync_warp(); // ORDER: every lane's reads, before those that signal.
+                self.barrier(); // ORDER: all reads, before the first warp says so.
                 self.free(0);
             }
             for (m, sums) in (0..).zip(&sums) {
