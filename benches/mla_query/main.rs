@@ -9,9 +9,10 @@
 //!
 //! The floor is that of one launch alone; behind a predecessor the next layer's weights load early, so only latency is left.
 //! `BENCH_HEADS=6,12` and `BENCH_TOKENS=1,64` restrict the cases; `BENCH_VARIANTS=single,threads,tile16,tile32,tile64` times
-//! those kernels in turn, round by round, instead of the planned one. `BENCH_JSON=FILE` keeps the results. `BENCH_SERVE=1`
-//! answers requests of another program instead (`benches/compare_mla.py` is one). Without a GPU it says so and times the
-//! simulator on the smallest case.
+//! those kernels in turn, round by round, instead of the planned one; other variants are `planned`, `publish8`, which publishes
+//! to the mailboxes of eight ranks on this device, and `gathered`, which publishes to itself and adds the kernel that gathers.
+//! `BENCH_JSON=FILE` keeps the results. `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_mla.py`
+//! is one). Without a GPU it says so and times the simulator on the smallest case.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -116,7 +117,13 @@ fn bench_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
 fn bench_simulator(why: &str) -> Result<()> {
     println!("no GPU ({why}): timing the simulator, which says nothing about the kernel");
     let device = Device::simulated(gpu::SimConfig::default());
-    for (tokens, variant) in [(1, Variant::Single), (1, Variant::Threads), (9, Variant::Tiled(16))] {
+    for (tokens, variant) in [
+        (1, Variant::Single),
+        (1, Variant::Threads),
+        (9, Variant::Tiled(16)),
+        (1, Variant::Publish),
+        (1, Variant::Gathered),
+    ] {
         let rig = Rig::new(&device, 1, tokens, MlaCacheForm::Fp8Ds, variant, Some(1))?;
         let started = Instant::now();
         rig.check()?;

@@ -1,6 +1,7 @@
 //! One case of the MLA query on a device: layers whose weights together exceed the L2, and the check of what was timed.
 
 use std::fmt;
+use std::sync::Arc;
 
 use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};
 use dsa_core::generate::SplitMix64;
@@ -8,8 +9,10 @@ use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_core::layout::mla_rows::{QKV, QUERY};
 use dsa_core::numerics::{bf16, e4m3};
 use dsa_core::oracle::mla_query::{self as oracle, Approximate, QueryNorm};
+use dsa_dcp::rendezvous::in_process;
+use dsa_dcp::{DcpError, Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox, Rendezvous};
 use gpu::{Buffer, Device, Graph, Stream};
-use mla_query::{MlaCache, MlaError, MlaQuery, MlaShape, MlaStep, MlaWeights};
+use mla_query::{MlaCache, MlaQuery, MlaShape, MlaStep, MlaWeights, Publication};
 
 use crate::common::Result;
 
@@ -17,6 +20,8 @@ use crate::common::Result;
 const WEIGHT_BYTES: usize = 240 << 20;
 const EPS: f32 = 1e-5;
 const PAGE_TOKENS: usize = 64;
+/// Ranks that [`Variant::Publish`] publishes to.
+const RANKS: usize = 8;
 
 /// Which of the kernels that a shape may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +34,10 @@ pub enum Variant {
     Threads,
     /// Tiles of so many tokens.
     Tiled(usize),
+    /// What the shape plans, published to the mailboxes of [`RANKS`] ranks, all of them on this device.
+    Publish,
+    /// What the shape plans, published to this rank alone, then gathered.
+    Gathered,
 }
 
 impl Variant {
@@ -36,18 +45,41 @@ impl Variant {
         [Variant::Single, Variant::Threads, Variant::Tiled(16), Variant::Tiled(32), Variant::Tiled(64)];
 
     pub fn parse(text: &str) -> Result<Variant> {
-        let all = || Variant::ALL.into_iter().chain([Variant::Planned]);
+        let all = || Variant::ALL.into_iter().chain([Variant::Planned, Variant::Publish, Variant::Gathered]);
         Ok(all().find(|variant| variant.to_string() == text).ok_or("no such variant")?)
     }
 
-    fn shape(self, shape: MlaShape) -> Result<MlaShape, MlaError> {
-        match self {
-            Variant::Planned => Ok(shape),
-            Variant::Single => shape.with_tile(None),
-            Variant::Threads => shape.with_tile(None)?.with_thread_copies(true),
-            Variant::Tiled(tokens) => shape.with_tile(Some(tokens)),
-        }
+    fn shape(self, shape: MlaShape) -> Result<MlaShape> {
+        Ok(match self {
+            Variant::Planned => shape,
+            Variant::Single => shape.with_tile(None)?,
+            Variant::Threads => shape.with_tile(None)?.with_thread_copies(true)?,
+            Variant::Tiled(tokens) => shape.with_tile(Some(tokens))?,
+            Variant::Publish => publishing(shape, RANKS)?,
+            Variant::Gathered => publishing(shape, 1)?,
+        })
     }
+}
+
+/// `shape` as a rank of `ranks` publishes it.
+fn publishing(shape: MlaShape, ranks: usize) -> Result<MlaShape> {
+    let heads = shape.heads() as usize;
+    let q_heads = if ranks * heads <= 64 { 64 } else { 128 };
+    let element = if shape.is_fp8() { QueryElement::E4m3 } else { QueryElement::Bf16 };
+    let mailbox = MailboxShape::new(ranks, heads, q_heads, shape.batch() as usize, element)?;
+    Ok(shape.with_publication(Publication { mailbox, multicast: false })?)
+}
+
+/// The mailbox of every rank, all of them on `device`.
+fn mailboxes(device: &Device, shape: MailboxShape) -> Result<Vec<QueryMailbox>> {
+    let members = in_process(shape.ranks()).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>);
+    // Setting up is collective.
+    let mailboxes: Result<Vec<_>, DcpError> = std::thread::scope(|scope| {
+        let calls: Vec<_> =
+            members.map(|member| scope.spawn(move || QueryMailbox::new(device, member, shape))).collect();
+        calls.into_iter().map(|call| call.join().expect("no panic")).collect()
+    });
+    Ok(mailboxes?)
 }
 
 impl fmt::Display for Variant {
@@ -57,6 +89,8 @@ impl fmt::Display for Variant {
             Variant::Single => f.write_str("single"),
             Variant::Threads => f.write_str("threads"),
             Variant::Tiled(tokens) => write!(f, "tile{tokens}"),
+            Variant::Publish => write!(f, "publish{RANKS}"),
+            Variant::Gathered => f.write_str("gathered"),
         }
     }
 }
@@ -85,6 +119,9 @@ pub struct Rig {
     q_c: Buffer<u16>,
     cache: Buffer<u8>,
     dropped: Buffer<u32>,
+    /// Of every rank, this one's first; none without publishing.
+    mailboxes: Vec<QueryMailbox>,
+    gather: Option<(Gather, Buffer<u32>)>,
 }
 
 impl Rig {
@@ -119,6 +156,14 @@ impl Rig {
             })
             .collect::<Result<Vec<_>>>()?;
         let pages = tokens.div_ceil(PAGE_TOKENS);
+        let mailbox = shape.publication().map(|publication| publication.mailbox);
+        let gather = match mailbox {
+            Some(mailbox) if variant == Variant::Gathered => {
+                let gather = Gather::new(device, GatherShape::new(mailbox).with_copy(true))?;
+                Some((gather, device.alloc(tokens * mailbox.token_bytes() / 4)?))
+            }
+            _ => None,
+        };
         Ok(Rig {
             stream: device.stream()?,
             shape,
@@ -133,6 +178,8 @@ impl Rig {
             q_c: device.alloc(tokens * Q_LORA)?,
             cache: device.alloc(pages * PAGE_TOKENS * form.entry_bytes())?,
             dropped: device.alloc_zeros(1)?,
+            mailboxes: mailbox.map_or(Ok(Vec::new()), |mailbox| mailboxes(device, mailbox))?,
+            gather,
         })
     }
 
@@ -160,7 +207,7 @@ impl Rig {
                 page_stride: PAGE_TOKENS * entry,
                 token_stride: entry,
             },
-            mailbox: None,
+            mailbox: self.mailboxes.first(),
             dropped: self.dropped.as_view(),
         }
     }
@@ -169,7 +216,7 @@ impl Rig {
     /// that every slot lands.
     pub fn check(&self) -> Result<()> {
         self.out.fill_bytes(&self.stream, 0xFF)?;
-        self.query.launch(&self.stream, &self.step(0))?;
+        self.launch(&self.stream, 0)?;
         let norm = if self.shape.is_k3() { QueryNorm::K3 } else { QueryNorm::Dsa };
         let got = self.q_c.copy_to_vec(&self.stream)?;
         for (row, got) in self.host.qkv.chunks(QKV).zip(got.chunks(Q_LORA)) {
@@ -201,15 +248,34 @@ impl Rig {
                 }
             }
         }
+        if let Some((_, gathered)) = &self.gather {
+            let gathered = gathered.copy_to_vec(&self.stream)?;
+            let gathered: Vec<u8> = gathered.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let (own, all) = (heads * QUERY * bytes, gathered.len() / self.tokens);
+            if !out.chunks(own).zip(gathered.chunks(all)).take(self.tokens).all(|(out, rows)| *out == rows[..own]) {
+                return Err("what was gathered is not what was published".into());
+            }
+        }
+        for mailbox in &self.mailboxes {
+            mailbox.check(&self.stream)?;
+        }
         match self.dropped.copy_to_vec(&self.stream)?[0] {
             0 => Ok(()),
             n => Err(format!("{n} slots were dropped").into()),
         }
     }
 
-    pub fn graph(&self) -> Result<Graph, MlaError> {
+    fn launch(&self, stream: &Stream, layer: usize) -> Result<()> {
+        self.query.launch(stream, &self.step(layer))?;
+        if let (Some((gather, out)), [mailbox, ..]) = (&self.gather, &self.mailboxes[..]) {
+            gather.launch(stream, mailbox, &GatherStep { tokens: self.tokens, out: Some(out.as_view()) })?;
+        }
+        Ok(())
+    }
+
+    pub fn graph(&self) -> Result<Graph> {
         Graph::capture_with(&self.stream, |stream| {
-            (0..self.layers.len()).try_for_each(|layer| self.query.launch(stream, &self.step(layer)))
+            (0..self.layers.len()).try_for_each(|layer| self.launch(stream, layer))
         })
     }
 }
