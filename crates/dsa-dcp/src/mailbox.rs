@@ -5,7 +5,7 @@
 //! has arrived says so itself, because what has not is a sentinel that no query holds.
 //!
 //! ```text
-//! call n:  refill box (n - 1) % 2 with sentinels; publish own heads to box n % 2 of every rank; wait until box n % 2 is full
+//! call n:  refill box (n - 1) % 3 with sentinels; publish own heads to box n % 3 of every rank; wait until box n % 3 is full
 //! ```
 //!
 //! # Layout
@@ -13,10 +13,12 @@
 //!
 //! # Synchronisation
 //! - The query kernel of call n refills this rank's box of call n - 1 after its dependency wait: whoever read that box is
-//!   then done, as long as every kernel in between waits for its own dependencies. Each thread that publishes has seen its
-//!   CTA's share of the refill done and fences at system scope before its first store to a peer.
-//! - A peer that has gathered call n has polled, and acquired by a fence at system scope, something of every CTA of this
-//!   rank's query kernel. So its stores of call n + 1, in kernels after that gather, come after the refill.
+//!   then done, as long as every kernel in between waits for its own dependencies.
+//! - Each thread that publishes call n + 1 has seen that refill, by its dependency wait, and fences at system scope before its
+//!   first store to a peer. With two boxes call n itself would have to wait for its refill before it publishes, which takes
+//!   longer than the query; with three nothing waits for a refill.
+//! - A peer that has gathered call n + 1 has polled something of this rank, and acquired it by a fence at system scope. So its
+//!   stores of call n + 2, into the box of call n - 1, in kernels after that gather, come after the refill.
 //! - The number of the call is on the device and moves once per query kernel, when all of its CTAs have read it: eager and
 //!   captured calls share one sequence, and nothing depends on how many calls a graph holds. What gathers reads it after
 //!   its own dependency wait.

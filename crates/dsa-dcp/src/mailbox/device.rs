@@ -3,15 +3,14 @@
 
 use ptx::*;
 
-use super::layout::{ARRIVED, BOXES, CALL, CHUNK_BYTES, SENTINEL, TOKENS};
+use super::layout::{ARRIVED, BOX, BOXES, CALL, CHUNK_BYTES, SENTINEL, TOKENS};
 use super::shape::MailboxShape;
 use crate::layout::{LATE_QUERY, STATUS_WORDS};
 
 /// Chunks that a thread polls at a time.
 const POLLS: u32 = 4;
 
-/// The threads that work on a mailbox together: some whole warps of every CTA. When publishing, some thread of every CTA
-/// must [`send`](Outbox::send) something: by that its refill is acquired.
+/// The threads that work on a mailbox together: some whole warps of every CTA.
 #[derive(Clone, Copy)]
 pub struct Team {
     /// This thread's place among those of its CTA.
@@ -39,9 +38,9 @@ fn chunk_at(shape: &MailboxShape, i: Reg<u32>) -> Reg<u32> {
     (i - token * chunks) + token * (shape.token_bytes() / CHUNK_BYTES) as u32
 }
 
-/// Bytes from the first box to that of `call`.
-fn box_at(shape: &MailboxShape, call: Reg<u32>) -> Reg<u64> {
-    (call & (BOXES as u32 - 1)).mul_wide(1u32) * shape.box_bytes() as u64
+/// Bytes from the first box to box `number`.
+fn box_at(shape: &MailboxShape, number: Reg<u32>) -> Reg<u64> {
+    number.mul_wide(1u32) * shape.box_bytes() as u64
 }
 
 /// A rank's outgoing side in a query kernel.
@@ -68,40 +67,57 @@ pub struct Call {
     pub works: Pred,
     /// This call's box on every rank, this thread's first target first, or under the multicast address.
     boxes: Vec<Reg<u64>>,
+    /// Its number, and that of the call.
+    box_and_number: [Reg<u32>; 2],
+    /// CTAs counted before this one, in the team's thread 0.
+    before: Var<u32>,
 }
 
 impl Outbox {
-    /// Starts the next call, of `tokens` tokens: refills the box of the last one, and fences. After the dependency wait;
-    /// `barrier` joins the team's threads of a CTA. The whole team calls it, then each thread may [`send`](Outbox::send).
+    /// Starts the next call: refills the box of the last one. After the dependency wait; `barrier` joins the team's threads of a
+    /// CTA. The whole team calls it, and [`settle`](Outbox::settle) once later; then each thread may [`send`](Outbox::send). What
+    /// takes long here is under way when it returns, so other work between the two costs nothing.
     #[track_caller]
-    pub fn begin(&self, team: Team, tokens: Reg<u32>, barrier: impl Fn()) -> Call {
+    pub fn begin(&self, team: Team, barrier: impl Fn()) -> Call {
         let Outbox { shape, state, .. } = self;
         // Under way together.
-        let (status, last) = (self.status.load(), state.offset(CALL as i32).load());
+        let status = self.status.load();
+        let [number, past, last] = [CALL, TOKENS, BOX].map(|word| state.offset(word as i32).load());
         let bases = self.targets();
         let works = status.eq(0);
+        barrier(); // ORDER: the CTA's reads of the state, before the fence of the thread that counts it.
+        // ORDER: the refills before this call's, which the dependency wait has shown to this thread, before what it publishes: a
+        // peer that has that may publish the next call, into the box of two calls before this one. And the CTA's reads, before
+        // its count.
+        fence(Scope::Sys);
+        let before = Var::new(0u32);
+        when(works & team.thread.eq(0), || {
+            before.set(state.offset(ARRIVED as i32).atomic(Atomic::Add, Sem::Relaxed(Scope::Gpu), 1u32));
+        });
         when(works, || {
-            let past = state.offset(TOKENS as i32).load();
             let here = self.boxes.byte_at(box_at(shape, last)).cast::<u32>();
             team.each(past * shape.chunks() as u32, |i| {
                 here.at64(chunk_at(shape, i).mul_wide(CHUNK_BYTES as u32 / 4)).store_vec([Reg::from(SENTINEL); 4]);
             });
         });
-        barrier(); // ORDER: the CTA's refill and reads, before its fences and the count of those who have read.
-        when(works & team.thread.eq(0), || {
-            // ORDER: every CTA's reads of the state come before the last one's writes.
-            let arrived = state.offset(ARRIVED as i32);
-            let before = arrived.atomic(Atomic::Add, Sem::AcqRel(Scope::Gpu), 1u32);
-            when((before + 1).eq(team.ctas), || {
-                arrived.store(0u32);
-                state.offset(TOKENS as i32).store(tokens);
-                state.offset(CALL as i32).store(last + 1);
-            });
+        let next = last + 1;
+        let next = next.ge(BOXES as u32).select::<u32>(0u32, next);
+        let here = box_at(shape, next);
+        let boxes = bases.into_iter().map(|base| base + here).collect();
+        Call { works, boxes, box_and_number: [next, number + 1], before }
+    }
+
+    /// The last CTA to begin a call, of `tokens` tokens, moves its number.
+    #[track_caller]
+    pub fn settle(&self, team: Team, tokens: Reg<u32>, call: &Call) {
+        let last = (call.before.get() + 1).eq(team.ctas);
+        when(call.works & team.thread.eq(0) & last, || {
+            fence(Scope::Gpu); // ORDER: every CTA's reads of the state come before these writes.
+            let [next, number] = call.box_and_number;
+            for (word, value) in [(ARRIVED, 0u32.into()), (TOKENS, tokens), (BOX, next), (CALL, number)] {
+                self.state.offset(word as i32).store(value);
+            }
         });
-        // ORDER: the CTA's refill, before what this thread publishes: a peer that has that may publish the next call.
-        fence(Scope::Sys);
-        let here = box_at(shape, last + 1);
-        Call { works, boxes: bases.into_iter().map(|base| base + here).collect() }
     }
 
     /// The memory of every rank, or all of it at once. Every rank begins with another, so that they do not all send to the
@@ -165,7 +181,7 @@ impl Inbox {
     /// First byte of this call's rows. After the dependency wait for the query kernel.
     #[track_caller]
     pub fn rows(&self) -> Global<u32> {
-        self.boxes.byte_at(box_at(&self.shape, self.state.offset(CALL as i32).load())).cast()
+        self.boxes.byte_at(box_at(&self.shape, self.state.offset(BOX as i32).load())).cast()
     }
 
     /// Waits until every published row of the tokens `first..end` is there, or the time is up. After the dependency wait

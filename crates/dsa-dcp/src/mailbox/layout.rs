@@ -4,8 +4,9 @@
 //! |---|---|---|---|---|---|---|
 //! | box 0 | `0..box` | the query's element, rows of 576: `[token][q head]` | tokens x q_heads | 16 | every rank's query kernel | whoever gathers, attention |
 //! | box 1 | `box..2 box` | as box 0 | tokens x q_heads | 16 | as box 0 | as box 0 |
+//! | box 2 | `2 box..3 box` | as box 0 | tokens x q_heads | 16 | as box 0 | as box 0 |
 //!
-//! Calls use the boxes in turn, by the number's low bit. Of a token's `q_heads` rows, rank r fills the `heads` from
+//! Calls use the boxes in turn. Of a token's `q_heads` rows, rank r fills the `heads` from
 //! `r * heads` on; what is left to 64 or 128 is sparse attention's padding, which nobody touches: sentinels, NaN as BF16 and
 //! as E4M3. A word of all ones has not arrived.
 //!
@@ -15,14 +16,15 @@
 //! |---|---|---|---|---|---|---|
 //! | call | 0 | u32: number of the last call published | 1 | 16 | last CTA of the query kernel | query kernel, whoever gathers |
 //! | tokens | 1 | u32: tokens of that call | 1 | 4 | last CTA of the query kernel | query kernel |
-//! | arrived | 2 | u32: CTAs of the running query kernel that have read the above; 0 between kernels | 1 | 8 | query kernel | query kernel |
+//! | box | 2 | u32: box of that call | 1 | 8 | last CTA of the query kernel | query kernel, whoever gathers |
+//! | arrived | 3 | u32: CTAs of the running query kernel that have read the above; 0 between kernels | 1 | 4 | query kernel | query kernel |
 
 use dsa_core::layout::field::Field;
 
 use super::MailboxShape;
 
 /// Boxes used in turn.
-pub const BOXES: usize = 2;
+pub const BOXES: usize = 3;
 /// Bytes that are looked at together.
 pub const CHUNK_BYTES: usize = 16;
 /// A word that has not arrived.
@@ -30,13 +32,15 @@ pub const SENTINEL: u32 = u32::MAX;
 /// Every byte of [`SENTINEL`].
 pub const SENTINEL_BYTE: u8 = u8::MAX;
 /// Words of the state.
-pub const STATE_WORDS: usize = 3;
+pub const STATE_WORDS: usize = 4;
 /// Word of the state: number of the last call published.
 pub const CALL: u32 = 0;
 /// Word of the state: tokens of that call.
 pub const TOKENS: u32 = 1;
+/// Word of the state: its box.
+pub const BOX: u32 = 2;
 /// Word of the state: CTAs that have read the others.
-pub const ARRIVED: u32 = 2;
+pub const ARRIVED: u32 = 3;
 
 /// The first table above.
 pub fn fields(shape: &MailboxShape) -> [Field; BOXES] {
@@ -48,7 +52,7 @@ pub fn fields(shape: &MailboxShape) -> [Field; BOXES] {
         count: rows,
         align: CHUNK_BYTES,
     };
-    [field("box 0", 0), field("box 1", bytes)]
+    [field("box 0", 0), field("box 1", bytes), field("box 2", 2 * bytes)]
 }
 
 #[cfg(test)]

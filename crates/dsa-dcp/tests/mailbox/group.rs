@@ -7,7 +7,7 @@ use std::time::Duration;
 use dsa_core::generate::SplitMix64;
 use dsa_dcp::mailbox::device::{Outbox, Team};
 use dsa_dcp::mailbox::gather::{GatherArgs, build as build_gather};
-use dsa_dcp::mailbox::layout::{CALL, SENTINEL, STATE_WORDS};
+use dsa_dcp::mailbox::layout::{BOX, CALL, SENTINEL, STATE_WORDS};
 use dsa_dcp::rendezvous::in_process;
 use dsa_dcp::{
     DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox, Rendezvous,
@@ -119,8 +119,9 @@ fn build_send(spec: &Spec) -> Kernel<SendArgs> {
         };
         let thread = thread_index();
         let team = Team { thread, threads: THREADS, cta: cta_index(), ctas: Reg::from(ctas) };
-        let call = outbox.begin(team, p.tokens, sync_threads);
+        let call = outbox.begin(team, sync_threads);
         for_range(0u32, p.sleep_ms, 1u32, |_| nanosleep(1_000_000u32));
+        outbox.settle(team, p.tokens, &call);
         when(call.works, || {
             let (heads, words) = (shape.heads() as u32, shape.row_bytes() as u32 / 4);
             for_range(0u32, p.tokens * heads, 1u32, |row| {
@@ -159,8 +160,8 @@ fn build_read(shape: MailboxShape) -> Kernel<ReadArgs> {
     let kernel = build::<ReadArgs>("read_rows", Target::Sm90a, LaunchBounds::threads(THREADS), |p| {
         wait_for_dependencies();
         launch_dependents();
-        let call = p.state.offset(CALL as i32).load();
-        let rows = p.boxes.byte_at((call & 1).mul_wide(shape.box_bytes() as u32)).cast::<u32>();
+        let number = p.state.offset(BOX as i32).load();
+        let rows = p.boxes.byte_at(number.mul_wide(shape.box_bytes() as u32)).cast::<u32>();
         let (published, words) = (shape.published() as u32, shape.row_bytes() as u32 / 4);
         when(p.status.load().eq(0), || {
             for_range(cta_index(), p.tokens * published, cta_count(), |row| {

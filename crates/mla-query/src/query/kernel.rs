@@ -234,7 +234,7 @@ impl Query {
                 when(self.head.eq(0) & self.part.lt(self.tokens) & token.lt(self.p.tokens), || insert.emit(token));
                 cluster_wait();
                 if let (Some(staged), Some(call)) = (&self.staged, &call) {
-                    staged.send(&self.p, self.head, thread, call);
+                    staged.send(&self.p, self.head, call);
                 }
             },
         );

@@ -1,8 +1,8 @@
 //! The query's rows to the mailboxes of all ranks.
 //!
 //! The warps that store rows also leave them in shared memory, from where the inserting warps, idle by then, send them 16
-//! bytes at a time. These have refilled the box before and fenced while the others still computed, so that neither is on
-//! the way of the query.
+//! bytes at a time. These have fenced and refilled the box before while the others still computed, so that neither is on the
+//! way of the query.
 
 use dsa_core::consts::{NOPE, ROPE};
 use dsa_core::layout::mla_rows::{LATENT, QUERY_ROPE};
@@ -75,7 +75,7 @@ impl Staged {
 
     /// Starts a call, as thread `thread` of the inserting warps; after the dependency wait.
     #[track_caller]
-    pub(crate) fn begin(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>) -> (Outbox, Call) {
+    pub(crate) fn begin(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>) -> (Outbox, Team, Call) {
         let (shape, cluster) = (&self.shape, self.shape.cluster());
         let outbox = Outbox {
             shape: self.mailbox,
@@ -94,13 +94,15 @@ impl Staged {
             cta: group.mad(p.heads, head).mad(cluster, self.part),
             ctas: groups * p.heads * cluster,
         };
-        let call = outbox.begin(team, p.tokens, || sync_named(INSERT, INSERT_THREADS));
-        (outbox, call)
+        let call = outbox.begin(team, || sync_named(INSERT, INSERT_THREADS));
+        (outbox, team, call)
     }
 
     /// Sends the rows once they are there.
     #[track_caller]
-    pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>, (outbox, call): &(Outbox, Call)) {
+    pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, (outbox, team, call): &(Outbox, Team, Call)) {
+        outbox.settle(*team, p.tokens, call);
+        let thread = team.thread;
         self.full.wait(0); // ORDER: the rows kept, before they are sent.
         let live = (p.tokens - self.first).min(self.shape.tokens());
         let (columns, bytes) = (self.shape.columns(), self.shape.query_bytes() as u32);

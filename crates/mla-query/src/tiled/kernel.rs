@@ -212,7 +212,7 @@ impl Tiled {
             sync_named(INSERT, INSERT_THREADS); // ORDER: the sums have been read, before the next token's.
         });
         if let (Some(staged), Some(call)) = (&self.staged, &call) {
-            staged.send(&self.p, self.head, thread, call);
+            staged.send(&self.p, self.head, call);
         }
     }
 }
