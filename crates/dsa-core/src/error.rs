@@ -71,12 +71,10 @@ pub enum ShapeError {
         topk: usize,
     },
     /// CTAs that cannot share a row.
-    #[error("clusters of {cluster} CTAs cannot share rows of top-{topk}: 1, 2, 4 and 8 can, 16 up to top-3968")]
+    #[error("clusters of {cluster} CTAs cannot share rows: 1, 2, 4 and 8 can")]
     ClusterUnsupported {
         /// CTAs asked for.
         cluster: u32,
-        /// Top-k.
-        topk: usize,
     },
     /// An MLA page that is no power of two.
     #[error("a KV page of {page} tokens is not a power of two")]

@@ -83,7 +83,7 @@ fn random_problems() {
         let interleave = 1 << rng.below(8);
         let q = 1 + rng.below(3);
         let page = 1 << rng.below(9);
-        let (ids, foreign, cluster) = (seed % 3 == 0, seed % 4 == 1, [1, 2, 4, 1, 8, 2, 16][seed as usize % 7]);
+        let (ids, foreign, cluster) = (seed % 3 == 0, seed % 4 == 1, [1, 2, 4, 1, 8, 2, 4][seed as usize % 7]);
         let spec = Spec { interleave, q, page, ids, foreign, cluster, rows: 2 * q, ..Spec::new(ranks, n, topk) };
         let rows: Vec<Vec<u16>> = (0..2 * q)
             .map(|row| {

@@ -96,10 +96,10 @@ impl LocalTopkShape {
     /// `cluster` CTAs share each row.
     ///
     /// # Errors
-    /// Others than 1, 2, 4, 8 or 16; 16 for more than 3968 keys per row.
+    /// Others than 1, 2, 4 or 8.
     pub fn with_cluster(self, cluster: u32) -> Result<Self, ShapeError> {
-        if !topk::fits(cluster, self.n) {
-            return Err(ShapeError::ClusterUnsupported { cluster, topk: self.n as usize });
+        if !topk::fits(cluster) {
+            return Err(ShapeError::ClusterUnsupported { cluster });
         }
         Ok(LocalTopkShape { cluster, ..self })
     }

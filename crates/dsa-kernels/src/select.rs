@@ -72,10 +72,10 @@ impl SelectShape {
     /// `cluster` CTAs share each row.
     ///
     /// # Errors
-    /// Others than 1, 2, 4, 8 or 16; 16 for more than 3968 keys per row.
+    /// Others than 1, 2, 4 or 8.
     pub fn with_cluster(self, cluster: u32) -> Result<Self, ShapeError> {
-        if !topk::fits(cluster, self.topk) {
-            return Err(ShapeError::ClusterUnsupported { cluster, topk: self.topk as usize });
+        if !topk::fits(cluster) {
+            return Err(ShapeError::ClusterUnsupported { cluster });
         }
         Ok(SelectShape { cluster, ..self })
     }

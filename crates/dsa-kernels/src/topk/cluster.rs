@@ -13,6 +13,7 @@
 //! A CTA waits for every exchange before it ends, so nobody writes to one that has ended; that all have started is known from a
 //! relaxed barrier of the cluster before the first exchange.
 
+use dsa_core::consts::TOPK_MAX;
 use dsa_core::device::radix::{Crossing, WARP_BINS, find_topdown_over_lanes, sum_pairwise};
 use dsa_core::device::scan::Thread;
 use ptx::{
@@ -22,14 +23,12 @@ use ptx::{
 
 use super::Row;
 
-/// CTAs that may share a row.
-const CLUSTERS: [u32; 5] = [1, 2, 4, 8, 16];
+/// CTAs that may share a row. 16 were slower than 8 wherever there was room for them.
+const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
 /// Keys of the longest row for each CTA at least, or the exchanges cost more than the sharing gains.
 const KEYS_PER_CTA_MIN: usize = 4096;
 /// Rows of up to this many keys are one CTA's, for the same reason.
 const ALONE_MAX: usize = 8192;
-/// Most CTAs of a row that are chosen: larger clusters fit few multiprocessors of a processing cluster.
-const CHOSEN_MAX: u32 = 8;
 
 /// As many CTAs for each of `rows` rows of up to `length_max` keys as pay, all together at most `ctas_max`: as measured on an
 /// H200.
@@ -38,7 +37,7 @@ pub(crate) fn choose(rows: usize, length_max: usize, ctas_max: usize) -> u32 {
         let fit = rows.saturating_mul(cluster as usize) <= ctas_max;
         cluster == 1 || (fit && length_max >= KEYS_PER_CTA_MIN * cluster as usize && length_max > ALONE_MAX)
     };
-    CLUSTERS.into_iter().filter(|cluster| *cluster <= CHOSEN_MAX && pays(*cluster)).max().unwrap_or(1)
+    CLUSTERS.into_iter().filter(|cluster| pays(*cluster)).max().unwrap_or(1)
 }
 
 /// Exchanges of digits at most: two; of what is listed one, which may turn out to be too narrow, then two.
@@ -54,16 +53,17 @@ const PER_LANE: u32 = WARP_BINS / 32;
 const AT_ONCE: u32 = 4;
 const _: () = assert!(PER_LANE == 8, "one 16-byte packet a lane");
 
-/// Whether `cluster` CTAs can share a row of which `k` keys are selected: a count is cut to its share of 16 bits, so that
-/// the sum over the CTAs has 16, and must still tell that K is reached.
-pub(crate) fn fits(cluster: u32, k: u32) -> bool {
-    CLUSTERS.contains(&cluster) && k <= count_max(cluster)
+/// Whether `cluster` CTAs can share a row.
+pub(crate) fn fits(cluster: u32) -> bool {
+    CLUSTERS.contains(&cluster)
 }
 
-/// What counts are cut to.
-fn count_max(cluster: u32) -> u32 {
-    u32::from(u16::MAX) / cluster
+/// What counts are cut to: their share of 16 bits, so that the sum over the CTAs has 16.
+const fn count_max(cluster: u32) -> u32 {
+    u16::MAX as u32 / cluster
 }
+
+const _: () = assert!(TOPK_MAX as u32 <= count_max(CLUSTERS[3]), "a count tells that K is reached");
 
 /// A CTA's part in the cluster.
 #[derive(Clone, Copy)]
@@ -122,7 +122,7 @@ impl Cluster {
         found: SharedArray<u32>,
         t: Thread,
     ) -> Cluster {
-        assert!(fits(size, k) && size > 1 && size <= t.warps(), "clusters of {size} for top-{k}");
+        assert!(fits(size) && size > 1 && size <= t.warps(), "clusters of {size}");
         let (digits, share) = (digits_max(lists), k / size);
         Cluster {
             size,

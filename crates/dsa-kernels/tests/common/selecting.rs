@@ -19,7 +19,7 @@ const PAST_END: u16 = 0x7F80;
 const UNWRITTEN: u8 = 0xFF;
 
 /// CTAs that may share a row.
-pub const CLUSTERS: [u32; 5] = [1, 2, 4, 8, 16];
+pub const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
 
 /// Rows of logits to select from.
 #[derive(Debug, Clone)]
@@ -87,7 +87,7 @@ impl Rows {
         let all = !device.info().simulated || std::env::var_os("DSA_FULL").is_some_and(|v| v == "1");
         let other = [2, 4, 2, 2, 4, 2, 8][(self.live() + self.topk / 128 + usize::from(self.foreign)) % 7];
         let wanted = CLUSTERS.into_iter().filter(|cluster| all || [1, other].contains(cluster));
-        let shapes = wanted.filter_map(|cluster| self.shape().with_cluster(cluster).ok());
+        let shapes = wanted.map(|cluster| self.shape().with_cluster(cluster).unwrap());
         shapes.map(|shape| IndexerSelect::new(device, shape).unwrap()).collect()
     }
 

@@ -59,7 +59,7 @@ const KERNELS: [Listed; 6] = [
         keys: &[
             ("topk", "keys picked (2048)"),
             ("page", "tokens per MLA page (64)"),
-            ("cluster", "1, 2, 4, 8 or 16 CTAs per row (1)"),
+            ("cluster", "1, 2, 4 or 8 CTAs per row (1)"),
             ("ids", ""),
             ("hold", ""),
             ("foreign", ""),
@@ -72,7 +72,7 @@ const KERNELS: [Listed; 6] = [
         keys: &[
             ("n", "keys per row (512)"),
             ("topk", "keys picked of all ranks' (2048)"),
-            ("cluster", "1, 2, 4, 8 or 16 CTAs per row (1)"),
+            ("cluster", "1, 2, 4 or 8 CTAs per row (1)"),
             ("push", "1..=16, ranks to push to (none)"),
             ("foreign", ""),
         ],
