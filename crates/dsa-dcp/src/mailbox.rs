@@ -189,13 +189,13 @@ impl QueryMailbox {
         }
     }
 
-    /// The two boxes, laid out by [`layout`]. Attention that reads them in place takes the one of the
-    /// [call](QueryMailbox::state)'s parity.
+    /// The boxes, laid out by [`layout`]. Attention that reads them in place takes the one that the
+    /// [state](QueryMailbox::state) names.
     pub fn memory(&self) -> &Buffer<u64> {
         &self.inner.memory
     }
 
-    /// `[3]`: the [call's state](layout::STATE_WORDS); word 0 is the number of the last call.
+    /// `[4]`: the [call's state](layout::STATE_WORDS); word 0 is the number of the last call, word 2 its box.
     pub fn state(&self) -> &Buffer<u32> {
         &self.inner.state
     }

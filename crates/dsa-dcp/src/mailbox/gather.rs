@@ -47,7 +47,7 @@ kernel_args! {
         pub out: DevicePtr<u32>,
         /// this rank's boxes
         pub boxes: DevicePtr<u64>,
-        /// u32 `[3]`: the call's state
+        /// u32 `[4]`: the call's state
         pub state: DevicePtr<u32>,
         /// u32 `[4]`: the status block, in and out
         pub status: DevicePtr<u32>,

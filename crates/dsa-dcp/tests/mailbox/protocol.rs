@@ -1,4 +1,4 @@
-//! Call after call on the same boxes: parities, refills, graphs, and ranks that do not come.
+//! Call after call on the same boxes: which box, refills, graphs, and ranks that do not come.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,11 +22,11 @@ fn every_rank_reads_every_rank_s_rows_call_after_call() {
         for multicast in [false, true] {
             let spec = Spec { multicast: multicast && ranks > 1, copy: ranks == 2, ..Spec::new(ranks) };
             everywhere(&spec, if ranks == 8 { 1 } else { full_or(4, 1) }, |group| {
-                for call in 0..5 {
-                    // Fewer and more tokens than the call before: the refill is the earlier call's.
-                    group.run(&Step::new(group, call, [3, 1, 2, 3, 1][call as usize]));
+                // Fewer and more tokens than the call before, and than the call before in the same box.
+                for (call, tokens) in (0..).zip([3, 1, 2, 3, 1, 3, 2, 1]) {
+                    group.run(&Step::new(group, call, tokens));
                 }
-                assert_eq!(group.calls(), vec![5; ranks]);
+                assert_eq!(group.calls(), vec![8; ranks]);
                 group.all().into_iter().for_each(|rank| assert!(group.padding_is_untouched(rank)));
             });
         }
@@ -61,11 +61,12 @@ fn calls_back_to_back_with_one_rank_behind() {
     for (ranks, multicast) in [(2, false), (3, false), (3, true)] {
         let spec = Spec { multicast, ..Spec::new(ranks) };
         everywhere(&spec, full_or(20, 4), |group| {
-            let steps = [1, 2, 3].map(|seed| Step::new(group, seed, 2));
+            // More steps than boxes: no box gets the rows that it had.
+            let steps = [1, 2, 3, 4].map(|seed| Step::new(group, seed, 2));
             // Nothing between the calls: a rank may be one ahead of another, and in half of them one is.
             for call in 0..9 {
                 let late = (call % 2 == 1).then_some((call % ranks, SLEEP_MS));
-                group.launch_on(&steps[call % 3], &group.all(), late).unwrap();
+                group.launch_on(&steps[call % steps.len()], &group.all(), late).unwrap();
             }
             group.check().into_iter().for_each(|verdict| verdict.unwrap());
             steps.iter().for_each(|step| step.verify(group));
@@ -89,13 +90,13 @@ fn call_numbers_wrap() {
 fn graphs_replay_with_new_rows_and_mix_with_eager_calls() {
     let spec = Spec { copy: true, ..Spec::new(2) };
     everywhere(&spec, full_or(4, 2), |group| {
-        let mut steps = [(1, 2), (2, 3), (3, 1)].map(|(seed, tokens)| Step::new(group, seed, tokens));
+        let mut steps = [(1, 2), (2, 3), (3, 1), (4, 2)].map(|(seed, tokens)| Step::new(group, seed, tokens));
         for _ in 0..3 {
             group.run(&steps[0]);
         }
-        // An odd number of calls per graph: neighbouring replays use opposite boxes.
-        let graphs: Vec<_> =
-            group.all().into_iter().map(|rank| group.capture(&[&steps[0], &steps[1], &steps[2]], rank)).collect();
+        // No multiple of three calls per graph: neighbouring replays use other boxes for the same step.
+        let calls: Vec<&Step> = steps.iter().collect();
+        let graphs: Vec<_> = group.all().into_iter().map(|rank| group.capture(&calls, rank)).collect();
         let replay = || {
             for (graph, rank) in graphs.iter().zip(&group.ranks) {
                 graph.launch(&rank.stream).unwrap();
@@ -115,7 +116,7 @@ fn graphs_replay_with_new_rows_and_mix_with_eager_calls() {
         replay();
         group.check().into_iter().for_each(|verdict| verdict.unwrap());
         steps.iter().for_each(|step| step.verify(group));
-        assert_eq!(group.calls(), [3 + 3 * 6 + 1; 2]);
+        assert_eq!(group.calls(), [3 + 4 * 6 + 1; 2]);
     });
 }
 

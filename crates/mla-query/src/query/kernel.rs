@@ -47,7 +47,7 @@ kernel_args! {
         pub peers: DevicePtr<u64>,
         /// address of every rank's boxes at once
         pub multicast: u64,
-        /// u32 `[3]`: the mailbox's state, in and out
+        /// u32 `[4]`: the mailbox's state, in and out
         pub call: DevicePtr<u32>,
         /// u32: 0 while the mailbox works
         pub status: DevicePtr<u32>,
