@@ -10,7 +10,8 @@
 //! The floor is that of one launch alone; behind a predecessor the next layer's weights load early, so only latency is left.
 //! `BENCH_HEADS=6,12` and `BENCH_TOKENS=1,64` restrict the cases; `BENCH_VARIANTS=single,threads,tile16,tile32,tile64` times
 //! those kernels in turn, round by round, instead of the planned one; other variants are `planned`, `publish8`, which publishes
-//! to the mailboxes of eight ranks on this device, and `gathered`, which publishes to itself and adds the kernel that gathers.
+//! to the mailboxes of eight ranks on this device, and `gathered`, which publishes to itself and adds the kernel that gathers; their
+//! floor is the query's alone.
 //! `BENCH_JSON=FILE` keeps the results. `BENCH_SERVE=1` answers requests of another program instead (`benches/compare_mla.py`
 //! is one). Without a GPU it says so and times the simulator on the smallest case.
 
@@ -82,7 +83,7 @@ impl Bench<'_> {
             }
         }
         for (variant, rig, _, samples) in rigs {
-            self.line(&format!("mla_query h{heads} t{tokens:<3} {variant:7}"), &rig, &Samples::new(samples));
+            self.line(&format!("mla_query h{heads} t{tokens:<3} {variant:8}"), &rig, &Samples::new(samples));
         }
         Ok(())
     }

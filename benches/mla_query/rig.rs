@@ -9,6 +9,7 @@ use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_core::layout::mla_rows::{QKV, QUERY};
 use dsa_core::numerics::{bf16, e4m3};
 use dsa_core::oracle::mla_query::{self as oracle, Approximate, QueryNorm};
+use dsa_dcp::mailbox::layout::BOX;
 use dsa_dcp::rendezvous::in_process;
 use dsa_dcp::{DcpError, Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox, Rendezvous};
 use gpu::{Buffer, Device, Graph, Stream};
@@ -256,8 +257,19 @@ impl Rig {
                 return Err("what was gathered is not what was published".into());
             }
         }
-        for mailbox in &self.mailboxes {
-            mailbox.check(&self.stream)?;
+        if let Some(own) = self.mailboxes.first() {
+            own.check(&self.stream)?;
+            let index = own.state().copy_to_vec(&self.stream)?[BOX as usize] as usize;
+            for (rank, mailbox) in self.mailboxes.iter().enumerate() {
+                for (token, head) in [(0, 0), (0, heads - 1), (self.tokens - 1, 0), (self.tokens - 1, heads - 1)] {
+                    let at = own.shape().row(index, token, 0, head) / 8;
+                    let words = mailbox.memory().view(at..at + QUERY * bytes / 8)?.copy_to_vec(&self.stream)?;
+                    let got: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                    if got != out[(token * heads + head) * QUERY * bytes..][..QUERY * bytes] {
+                        return Err(format!("rank {rank} got another row of token {token}, head {head}").into());
+                    }
+                }
+            }
         }
         match self.dropped.copy_to_vec(&self.stream)?[0] {
             0 => Ok(()),

@@ -5,8 +5,11 @@
 //! has arrived says so itself, because what has not is a sentinel that no query holds.
 //!
 //! ```text
-//! call n:  refill box (n - 1) % 3 with sentinels; publish own heads to box n % 3 of every rank; wait until box n % 3 is full
+//! call n:  refill the box of call n - 1 with sentinels; publish own heads to that of call n on every rank; wait until it is full
 //! ```
+//!
+//! Three boxes follow each other in turn. Which one is a call's is a word of the state: numbers of calls wrap, and 2^32 is no
+//! multiple of three.
 //!
 //! # Layout
 //! [`layout`].
@@ -15,8 +18,8 @@
 //! - The query kernel of call n refills this rank's box of call n - 1 after its dependency wait: whoever read that box is
 //!   then done, as long as every kernel in between waits for its own dependencies.
 //! - Each thread that publishes call n + 1 has seen that refill, by its dependency wait, and fences at system scope before its
-//!   first store to a peer. With two boxes call n itself would have to wait for its refill before it publishes, which takes
-//!   longer than the query; with three nothing waits for a refill.
+//!   first store to a peer. With two boxes call n itself would have to wait for its refill before it publishes, up to 1 us more
+//!   (`docs/experiments.md`, "Three boxes"); with three no publication waits for a refill of its own call.
 //! - A peer that has gathered call n + 1 has polled something of this rank, and acquired it by a fence at system scope. So its
 //!   stores of call n + 2, into the box of call n - 1, in kernels after that gather, come after the refill.
 //! - The number of the call is on the device and moves once per query kernel, when all of its CTAs have read it: eager and

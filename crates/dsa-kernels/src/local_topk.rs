@@ -98,7 +98,7 @@ impl LocalTopkShape {
     /// # Errors
     /// Others than 1, 2, 4 or 8.
     pub fn with_cluster(self, cluster: u32) -> Result<Self, ShapeError> {
-        if !topk::fits(cluster) {
+        if !topk::may_share(cluster) {
             return Err(ShapeError::ClusterUnsupported { cluster });
         }
         Ok(LocalTopkShape { cluster, ..self })

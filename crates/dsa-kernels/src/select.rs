@@ -74,7 +74,7 @@ impl SelectShape {
     /// # Errors
     /// Others than 1, 2, 4 or 8.
     pub fn with_cluster(self, cluster: u32) -> Result<Self, ShapeError> {
-        if !topk::fits(cluster) {
+        if !topk::may_share(cluster) {
             return Err(ShapeError::ClusterUnsupported { cluster });
         }
         Ok(SelectShape { cluster, ..self })

@@ -25,7 +25,7 @@ mod run;
 
 pub use b_row::BRowPart;
 pub use cluster::Slice;
-pub(crate) use cluster::{choose, fits};
+pub(crate) use cluster::{choose, may_share};
 
 use dsa_core::consts::{CONTEXT_MAX, KEYS_PER_TOP, PAGE, TOPK_MAX};
 use dsa_core::device::keys::{foreign_keys, order16_x2};

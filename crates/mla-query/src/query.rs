@@ -29,7 +29,7 @@
 //! head 0, each insert one token's KV row meanwhile. Larger batches are [tiled](crate::tiled).
 //!
 //! # Publication
-//! With a [mailbox](dsa_dcp::mailbox) the two inserting warps also start its next call (refill and fence) while the others
+//! With a [mailbox](dsa_dcp::mailbox) the two inserting warps also start its next call (fence, count, refill) while the others
 //! compute, and then send the CTA's rows to every rank, from shared memory, 16 bytes at a time: to each rank's address, or
 //! once to the multicast address.
 //!
@@ -42,7 +42,8 @@
 //! of every thread, which waits for it before the barrier that hands `q_c` over. A late kernel waits at its end alone. A relaxed
 //! cluster barrier makes every CTA's start and mbarriers known before the first store to a peer; the stores complete on the
 //! target's `gathered` mbarrier, for which the target waits before it can end. Named barrier 1 joins the eight computing
-//! warps, 2 the two inserting ones.
+//! warps, 2 the two inserting ones. Rows to publish are handed to the latter on mbarrier `staged_full`, at which every
+//! computing thread arrives.
 //!
 //! # Bound
 //! Memory: [`cost`] bytes of weights over bandwidth; behind a predecessor they are loaded already, and what is left is

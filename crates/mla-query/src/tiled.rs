@@ -15,7 +15,7 @@
 //! | `norm_weights` | 192, with T = 64 384 | BF16 | bulk copies | norm |
 //! | `parts` | 8, with T = 64 4, x T/16 x 3 x 32 x 4 | FP32 | the cluster's asynchronous stores, and the CTA | gather |
 //! | `latent_rows` | T/16 x 8 x 32 x 4 pairs | BF16 | the cluster's asynchronous stores | absorption |
-//! | `signals` | 8 x 8, with T = 64 2 x 8 | u32 | the cluster's asynchronous stores | nobody |
+//! | `signals` | 8, with T = 64 2 x 8, none with T = 16 | u32 | the cluster's asynchronous stores | nobody |
 //! | `staged`, over `q_c` | T x 72 | the query's element | gather, absorption | publication, if the shape publishes |
 //!
 //! `parts` are tensor-core tiles as their lanes hold them, `latent_rows` A fragments likewise: two tiles of sums, side by
@@ -37,9 +37,9 @@
 //!
 //! # Synchronisation
 //! As in [`query`](crate::query); every exchange completes on an mbarrier of its target. Where sums take the place of lines of
-//! Q_B, every warp, or after a barrier of all one for the CTA, first tells every CTA that it has read them, by an asynchronous
-//! store of one word: its completion releases what came before it at the scope of the cluster, without the fence of a releasing
-//! arrival, which takes 1,200 cycles here.
+//! Q_B, every CTA first tells the cluster that it has read them: after a barrier of its computing warps, the first one stores one
+//! word to each CTA asynchronously. Its completion releases what came before it at the scope of the cluster, without the fence
+//! of a releasing arrival, which takes 1,200 cycles here.
 //!
 //! # Bound
 //! Memory for the weights of the first tile of tokens, L2 for further ones. Behind a predecessor that has loaded them: one

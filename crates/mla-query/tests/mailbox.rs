@@ -359,7 +359,7 @@ fn fault(batch: usize, rewrite: &dyn Fn(&mut KernelIr)) -> Option<String> {
         group.poison();
         // Other rows in every call, and nothing between them that the host waits for.
         let calls: Vec<(usize, Vec<Buffer<u16>>)> = (0..)
-            .zip([batch, batch, 1, batch])
+            .zip([batch, batch, 1, batch, batch])
             .map(|(call, tokens)| {
                 let qkv = Step::random(call, 1, batch).qkv;
                 (tokens, devices.iter().map(|device| device.upload(&qkv).unwrap()).collect())
@@ -399,12 +399,21 @@ fn the_kernels_steps_of_a_publication_are_all_needed() {
         assert!(matches!(ir.insts[wait + 1].op, Op::Bra { .. }), "a wait is a loop");
         ir.insts.drain(wait..=wait + 1);
     };
+    // The rows' barrier has the last of the initialisations with as many arrivals as threads compute.
+    let one_warp = |ir: &mut KernelIr| {
+        let full = ir.insts.iter_mut().rev().find_map(|inst| match &mut inst.op {
+            Op::MbarInit { count: count @ 256, .. } => Some(count),
+            _ => None,
+        });
+        *full.expect("the rows' barrier") = 32;
+    };
     for batch in [2, 9] {
         assert_eq!(fault(batch, &|_| {}), None, "as it is, {batch} tokens");
         for (what, broken) in [
             ("no fence", &(|ir: &mut KernelIr| without(ir, is_fence)) as &dyn Fn(&mut KernelIr)),
             ("no refill", &|ir| without(ir, is_refill)),
             ("no hand-over", &unwaited),
+            ("one warp's arrival is enough", &one_warp),
         ] {
             let caught = fault(batch, broken).unwrap_or_else(|| panic!("{what}, {batch} tokens: nobody noticed"));
             println!("{what}, {batch} tokens: {}", caught.lines().next().unwrap_or_default());

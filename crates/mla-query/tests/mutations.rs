@@ -51,7 +51,7 @@ fn early_signals(ir: &KernelIr) -> Vec<Mutant> {
         let is_read = |i: &usize| matches!(ir.insts[*i].op, Op::LdMatrix { .. } | Op::WgmmaWait { .. });
         let reads: Vec<usize> = (0..signal).rev().filter(is_read).take(3).collect();
         let to = if matches!(ir.insts[reads[0]].op, Op::WgmmaWait { .. }) { reads[0] } else { reads[2] };
-        // With the branch around it, which ends at the next label.
+        // With the barrier before it and the branch around it, which ends at the next label.
         let end = (signal..).find(|i| matches!(ir.insts[*i].op, Op::Label { .. })).expect("only some lanes signal");
         let mut mutant = KernelIr::clone(ir);
         mutant.insts[to..=end].rotate_right(end - reads[0]);
@@ -80,9 +80,6 @@ fn mutants(ir: &KernelIr) -> Vec<Mutant> {
     }
     for i in at(ir, |op| matches!(op, Op::BarSync { .. })) {
         all.push(without(ir, "CTA barrier", &[i]));
-    }
-    for i in at(ir, |op| matches!(op, Op::BarArrive { .. })) {
-        all.push(without(ir, "arrival at a CTA barrier", &[i]));
     }
     for i in at(ir, |op| matches!(op, Op::BarWarp { .. })) {
         all.push(without(ir, "warp barrier", &[i]));

@@ -38,9 +38,9 @@ fn chunk_at(shape: &MailboxShape, i: Reg<u32>) -> Reg<u32> {
     (i - token * chunks) + token * (shape.token_bytes() / CHUNK_BYTES) as u32
 }
 
-/// Bytes from the first box to box `number`.
-fn box_at(shape: &MailboxShape, number: Reg<u32>) -> Reg<u64> {
-    number.mul_wide(1u32) * shape.box_bytes() as u64
+/// Bytes from the first box to box `index`.
+fn box_at(shape: &MailboxShape, index: Reg<u32>) -> Reg<u64> {
+    index.mul_wide(1u32) * shape.box_bytes() as u64
 }
 
 /// A rank's outgoing side in a query kernel.
@@ -61,24 +61,51 @@ pub struct Outbox {
     pub rank: Reg<u32>,
 }
 
-/// The running call, in each thread of the team.
-pub struct Call {
+/// A call that has begun, in each thread of the team. [`publish`](Begun::publish) ends it.
+#[must_use = "a call that is not published gets no number, and whoever gathers waits in vain"]
+pub struct Begun {
+    call: Call,
     /// Whether the mailbox works.
-    pub works: Pred,
-    /// This call's box on every rank, this thread's first target first, or under the multicast address.
-    boxes: Vec<Reg<u64>>,
-    /// Its number, and that of the call.
-    box_and_number: [Reg<u32>; 2],
+    works: Pred,
+    team: Team,
+    state: Global<u32>,
+    next_box: Reg<u32>,
+    number: Reg<u32>,
     /// CTAs counted before this one, in the team's thread 0.
     before: Var<u32>,
 }
 
+/// A call of a mailbox that works, for [`send`](Outbox::send).
+pub struct Call {
+    /// Its box on every rank, this thread's first target first, or under the multicast address.
+    boxes: Vec<Reg<u64>>,
+}
+
+impl Begun {
+    /// The last CTA to begin moves the call's number; then, unless the mailbox has failed, `body` [sends](Outbox::send). The whole
+    /// team calls it, once.
+    ///
+    /// `tokens` is the number of tokens that are sent, the same in every CTA and on every rank: the next call refills so many, and
+    /// rows beyond them would be taken for those of a later call.
+    #[track_caller]
+    pub fn publish(self, tokens: Reg<u32>, body: impl FnOnce(&Call)) {
+        let last = (self.before.get() + 1).eq(self.team.ctas);
+        when(self.works & self.team.thread.eq(0) & last, || {
+            fence(Scope::Gpu); // ORDER: every CTA's reads of the state come before these writes.
+            for (word, value) in [(ARRIVED, 0u32.into()), (TOKENS, tokens), (BOX, self.next_box), (CALL, self.number)] {
+                self.state.offset(word as i32).store(value);
+            }
+        });
+        when(self.works, || body(&self.call));
+    }
+}
+
 impl Outbox {
     /// Starts the next call: refills the box of the last one. After the dependency wait; `barrier` joins the team's threads of a
-    /// CTA. The whole team calls it, and [`settle`](Outbox::settle) once later; then each thread may [`send`](Outbox::send). What
-    /// takes long here is under way when it returns, so other work between the two costs nothing.
+    /// CTA. The whole team calls it, and ends the call by [`publish`](Begun::publish). The CTA's count and refill are still under
+    /// way when this returns: what is done between the two hides them.
     #[track_caller]
-    pub fn begin(&self, team: Team, barrier: impl Fn()) -> Call {
+    pub fn begin(&self, team: Team, barrier: impl Fn()) -> Begun {
         let Outbox { shape, state, .. } = self;
         // Under way together.
         let status = self.status.load();
@@ -101,23 +128,10 @@ impl Outbox {
             });
         });
         let next = last + 1;
-        let next = next.ge(BOXES as u32).select::<u32>(0u32, next);
-        let here = box_at(shape, next);
-        let boxes = bases.into_iter().map(|base| base + here).collect();
-        Call { works, boxes, box_and_number: [next, number + 1], before }
-    }
-
-    /// The last CTA to begin a call, of `tokens` tokens, moves its number.
-    #[track_caller]
-    pub fn settle(&self, team: Team, tokens: Reg<u32>, call: &Call) {
-        let last = (call.before.get() + 1).eq(team.ctas);
-        when(call.works & team.thread.eq(0) & last, || {
-            fence(Scope::Gpu); // ORDER: every CTA's reads of the state come before these writes.
-            let [next, number] = call.box_and_number;
-            for (word, value) in [(ARRIVED, 0u32.into()), (TOKENS, tokens), (BOX, next), (CALL, number)] {
-                self.state.offset(word as i32).store(value);
-            }
-        });
+        let next_box = next.ge(BOXES as u32).select::<u32>(0u32, next);
+        let here = box_at(shape, next_box);
+        let call = Call { boxes: bases.into_iter().map(|base| base + here).collect() };
+        Begun { call, works, team, state: *state, next_box, number: number + 1, before }
     }
 
     /// The memory of every rank, or all of it at once. Every rank begins with another, so that they do not all send to the
@@ -133,6 +147,8 @@ impl Outbox {
     }
 
     /// Publishes `words` at `bytes` into the row of `head` of this rank for `token`. Whole aligned words: 1, 2 or 4.
+    ///
+    /// All CTAs together send every word of every head of every token once; none may be [`SENTINEL`].
     #[track_caller]
     pub fn send<const N: usize>(
         &self,

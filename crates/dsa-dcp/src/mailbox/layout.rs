@@ -16,7 +16,7 @@
 //! |---|---|---|---|---|---|---|
 //! | call | 0 | u32: number of the last call published | 1 | 16 | last CTA of the query kernel | query kernel, whoever gathers |
 //! | tokens | 1 | u32: tokens of that call | 1 | 4 | last CTA of the query kernel | query kernel |
-//! | box | 2 | u32: box of that call | 1 | 8 | last CTA of the query kernel | query kernel, whoever gathers |
+//! | box | 2 | u32: box of that call, which is not its number modulo 3 | 1 | 8 | last CTA of the query kernel | query kernel, whoever gathers |
 //! | arrived | 3 | u32: CTAs of the running query kernel that have read the above; 0 between kernels | 1 | 4 | query kernel | query kernel |
 
 use dsa_core::layout::field::Field;

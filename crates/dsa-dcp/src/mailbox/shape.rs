@@ -128,16 +128,16 @@ impl MailboxShape {
         self.tokens() * self.token_bytes()
     }
 
-    /// Bytes of a rank's memory.
+    /// Bytes of a rank's memory: three boxes, 453 MB for 1,024 tokens of 128 BF16 heads.
     pub const fn bytes(&self) -> usize {
         BOXES * self.box_bytes()
     }
 
-    /// First byte of the row of `head` of `rank` for `token` in box `number`.
-    pub const fn row(&self, number: usize, token: usize, rank: usize, head: usize) -> usize {
-        assert!(number < BOXES && token < self.tokens() && rank < self.ranks() && head < self.heads());
+    /// First byte of the row of `head` of `rank` for `token` in box `index`.
+    pub const fn row(&self, index: usize, token: usize, rank: usize, head: usize) -> usize {
+        assert!(index < BOXES && token < self.tokens() && rank < self.ranks() && head < self.heads());
         let row = token * self.q_heads() + rank * self.heads() + head;
-        number * self.box_bytes() + row * self.row_bytes()
+        index * self.box_bytes() + row * self.row_bytes()
     }
 }
 
@@ -177,10 +177,10 @@ mod tests {
         for element in [QueryElement::Bf16, QueryElement::E4m3] {
             let shape = MailboxShape::new(4, 12, 64, 3, element).unwrap();
             let mut rows = HashSet::new();
-            for (number, token, rank, head) in (0..BOXES)
+            for (index, token, rank, head) in (0..BOXES)
                 .flat_map(|n| (0..3).flat_map(move |t| (0..4).flat_map(move |r| (0..12).map(move |h| (n, t, r, h)))))
             {
-                let at = shape.row(number, token, rank, head);
+                let at = shape.row(index, token, rank, head);
                 assert!(at.is_multiple_of(CHUNK_BYTES) && at + shape.row_bytes() <= shape.bytes() && rows.insert(at));
             }
             assert_eq!(shape.chunks() * CHUNK_BYTES, 48 * 576 * element.bytes());

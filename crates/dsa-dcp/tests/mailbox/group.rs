@@ -119,10 +119,9 @@ fn build_send(spec: &Spec) -> Kernel<SendArgs> {
         };
         let thread = thread_index();
         let team = Team { thread, threads: THREADS, cta: cta_index(), ctas: Reg::from(ctas) };
-        let call = outbox.begin(team, sync_threads);
+        let begun = outbox.begin(team, sync_threads);
         for_range(0u32, p.sleep_ms, 1u32, |_| nanosleep(1_000_000u32));
-        outbox.settle(team, p.tokens, &call);
-        when(call.works, || {
+        begun.publish(p.tokens, |call| {
             let (heads, words) = (shape.heads() as u32, shape.row_bytes() as u32 / 4);
             for_range(0u32, p.tokens * heads, 1u32, |row| {
                 let (token, head) = (row / heads, row % heads);
@@ -132,16 +131,16 @@ fn build_send(spec: &Spec) -> Kernel<SendArgs> {
                     let send_words = |places: &[u32]| {
                         for i in places {
                             let at = word + *i;
-                            outbox.send(&call, token, head, at * 4, [from.at(at).load()]);
+                            outbox.send(call, token, head, at * 4, [from.at(at).load()]);
                         }
                     };
                     let send_pairs = || {
                         for i in [2u32, 0] {
                             let at = word + i;
-                            outbox.send(&call, token, head, at * 4, from.at(at).load_vec::<2>());
+                            outbox.send(call, token, head, at * 4, from.at(at).load_vec::<2>());
                         }
                     };
-                    let send_chunk = || outbox.send(&call, token, head, word * 4, from.at(word).load_vec::<4>());
+                    let send_chunk = || outbox.send(call, token, head, word * 4, from.at(word).load_vec::<4>());
                     // Words of one 8-byte half arrive in order: each of the four is the last of its half for some head.
                     let send_each =
                         || when_else((head & 1).eq(0), || send_words(&[3, 1, 0, 2]), || send_words(&[0, 2, 1, 3]));

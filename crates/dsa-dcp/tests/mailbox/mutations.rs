@@ -114,6 +114,21 @@ fn the_refill_is_released() {
 }
 
 #[test]
+fn the_reads_of_the_state_are_released_by_their_count() {
+    // The fence still comes before every store to a peer.
+    let late = |ir: &mut KernelIr| {
+        let fence = ir.insts.iter().position(|inst| is_system_fence(&inst.op)).unwrap();
+        let count = ir.insts.iter().position(|inst| matches!(inst.op, Op::Atom { .. })).unwrap();
+        // Past the end of the branch that counts.
+        let end = (count..).find(|i| matches!(ir.insts[*i].op, Op::Label { .. })).unwrap();
+        assert!(fence < count);
+        ir.insts[fence..=end].rotate_left(1);
+    };
+    let caught = assert_caught("counted before the fence", Some(&late), None);
+    assert!(caught.contains("race"), "{caught}");
+}
+
+#[test]
 fn the_refill_is_acquired() {
     let caught = assert_caught("refill not acquired", None, Some(&without(1, is_system_fence)));
     assert!(caught.contains("race"), "{caught}");

@@ -23,7 +23,7 @@ use ptx::{
 
 use super::Row;
 
-/// CTAs that may share a row. 16 were slower than 8 wherever there was room for them.
+/// CTAs that may share a row. 16 were slower than 8 in every case of select.
 const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
 /// Keys of the longest row for each CTA at least, or the exchanges cost more than the sharing gains.
 const KEYS_PER_CTA_MIN: usize = 4096;
@@ -54,7 +54,7 @@ const AT_ONCE: u32 = 4;
 const _: () = assert!(PER_LANE == 8, "one 16-byte packet a lane");
 
 /// Whether `cluster` CTAs can share a row.
-pub(crate) fn fits(cluster: u32) -> bool {
+pub(crate) fn may_share(cluster: u32) -> bool {
     CLUSTERS.contains(&cluster)
 }
 
@@ -63,7 +63,7 @@ const fn count_max(cluster: u32) -> u32 {
     u16::MAX as u32 / cluster
 }
 
-const _: () = assert!(TOPK_MAX as u32 <= count_max(CLUSTERS[3]), "a count tells that K is reached");
+const _: () = assert!(TOPK_MAX as u32 <= count_max(CLUSTERS[CLUSTERS.len() - 1]), "a count tells that K is reached");
 
 /// A CTA's part in the cluster.
 #[derive(Clone, Copy)]
@@ -122,7 +122,7 @@ impl Cluster {
         found: SharedArray<u32>,
         t: Thread,
     ) -> Cluster {
-        assert!(fits(size) && size > 1 && size <= t.warps(), "clusters of {size}");
+        assert!(may_share(size) && size > 1 && size <= t.warps(), "clusters of {size}");
         let (digits, share) = (digits_max(lists), k / size);
         Cluster {
             size,

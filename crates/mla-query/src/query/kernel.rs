@@ -229,12 +229,12 @@ impl Query {
                 let thread = self.thread - COMPUTE_THREADS;
                 let insert = Insert::new(self.shape, self.p, thread);
                 start(&self.shape);
-                let call = self.staged.map(|staged| staged.begin(&self.p, self.head, thread));
+                let begun = self.staged.map(|staged| (staged, staged.begin(&self.p, self.head, thread)));
                 let token = self.first + self.part;
                 when(self.head.eq(0) & self.part.lt(self.tokens) & token.lt(self.p.tokens), || insert.emit(token));
                 cluster_wait();
-                if let (Some(staged), Some(call)) = (&self.staged, &call) {
-                    staged.send(&self.p, self.head, call);
+                if let Some((staged, begun)) = begun {
+                    staged.send(&self.p, self.head, thread, begun);
                 }
             },
         );

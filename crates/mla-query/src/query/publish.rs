@@ -1,13 +1,12 @@
 //! The query's rows to the mailboxes of all ranks.
 //!
 //! The warps that store rows also leave them in shared memory, from where the inserting warps, idle by then, send them 16
-//! bytes at a time. These have fenced and refilled the box before while the others still computed, so that neither is on the
-//! way of the query.
+//! bytes at a time. These fence and refill the last call's box while the others still compute.
 
 use dsa_core::consts::{NOPE, ROPE};
 use dsa_core::layout::mla_rows::{LATENT, QUERY_ROPE};
 use dsa_dcp::mailbox::MailboxShape;
-use dsa_dcp::mailbox::device::{Call, Outbox, Team};
+use dsa_dcp::mailbox::device::{Begun, Outbox, Team};
 use ptx::*;
 
 use super::kernel::{COMPUTE_THREADS, INSERT, INSERT_THREADS, MlaParams};
@@ -70,12 +69,12 @@ impl Staged {
     /// A computing thread has kept its last row.
     #[track_caller]
     pub(crate) fn arrive(&self) {
-        self.full.arrive();
+        self.full.arrive(); // ORDER: the rows that this thread kept, before they are sent.
     }
 
     /// Starts a call, as thread `thread` of the inserting warps; after the dependency wait.
     #[track_caller]
-    pub(crate) fn begin(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>) -> (Outbox, Team, Call) {
+    pub(crate) fn begin(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>) -> (Outbox, Begun) {
         let (shape, cluster) = (&self.shape, self.shape.cluster());
         let outbox = Outbox {
             shape: self.mailbox,
@@ -94,19 +93,17 @@ impl Staged {
             cta: group.mad(p.heads, head).mad(cluster, self.part),
             ctas: groups * p.heads * cluster,
         };
-        let call = outbox.begin(team, || sync_named(INSERT, INSERT_THREADS));
-        (outbox, team, call)
+        let begun = outbox.begin(team, || sync_named(INSERT, INSERT_THREADS));
+        (outbox, begun)
     }
 
-    /// Sends the rows once they are there.
+    /// Sends the rows once they are there, as thread `thread` of the inserting warps.
     #[track_caller]
-    pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, (outbox, team, call): &(Outbox, Team, Call)) {
-        outbox.settle(*team, p.tokens, call);
-        let thread = team.thread;
-        self.full.wait(0); // ORDER: the rows kept, before they are sent.
+    pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>, (outbox, begun): (Outbox, Begun)) {
         let live = (p.tokens - self.first).min(self.shape.tokens());
         let (columns, bytes) = (self.shape.columns(), self.shape.query_bytes() as u32);
-        when(call.works, || {
+        begun.publish(p.tokens, |call| {
+            self.full.wait(0); // ORDER: see `arrive`.
             let chunk = 16 / bytes;
             let per_token = columns / chunk;
             for_range(thread, live * per_token, INSERT_THREADS, |i| {

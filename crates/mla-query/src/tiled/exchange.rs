@@ -26,7 +26,7 @@ impl Tiled {
                 }
             },
         );
-        self.parts_full.arrive();
+        self.parts_full.arrive(); // ORDER: this thread's parts that stay here, before they are added up.
     }
 
     /// Sends a warpgroup's sums to the CTAs of the half that add them up. Every CTA starts with the one after it, lest all send
@@ -43,7 +43,7 @@ impl Tiled {
                 );
             });
         }
-        self.parts_full.arrive();
+        self.parts_full.arrive(); // ORDER: this thread's parts that stay here, before they are added up.
     }
 
     /// Sends, from CTA `index` of the half, tiles of its rows of Q_B from `first` on.

@@ -204,15 +204,15 @@ impl Tiled {
         let insert = Insert::new(self.shape, self.p, thread);
         start(&self.shape);
         cluster_wait();
-        let call = self.staged.map(|staged| staged.begin(&self.p, self.head, thread));
+        let begun = self.staged.map(|staged| (staged, staged.begin(&self.p, self.head, thread)));
         let cta = self.head.mad(CLUSTER, self.part);
         for_range(cta, self.tokens, self.p.heads * CLUSTER, |j| {
             let token = self.first + j;
             when(token.lt(self.p.tokens), || insert.emit(token));
             sync_named(INSERT, INSERT_THREADS); // ORDER: the sums have been read, before the next token's.
         });
-        if let (Some(staged), Some(call)) = (&self.staged, &call) {
-            staged.send(&self.p, self.head, call);
+        if let Some((staged, begun)) = begun {
+            staged.send(&self.p, self.head, thread, begun);
         }
     }
 }
