@@ -30,8 +30,10 @@
 //!   they are copied, and whatever the box holds in place. The rank then publishes nothing until the mailbox is
 //!   [reset](QueryMailbox::reset), so that its peers run out of time in turn.
 //!
-//! All ranks make the same calls with the same number of tokens. A rank that publishes reads no peer's memory, and what
-//! gathers starts after its own rank's query kernel has ended: no CTA waits for one that cannot start.
+//! All ranks make the same calls with the same number of tokens, and gather each before they publish the next. A rank that skips
+//! a gather may write into a box that a peer still refills; one that skips a call takes its peers' rows of that call for those of
+//! its next, without an error, until it waits for one that they do not make. A rank that publishes reads no peer's memory, and
+//! what gathers starts after its own rank's query kernel has ended: no CTA waits for one that cannot start.
 //!
 //! # Bound
 //! The links: each rank sends its heads to every other, [`cost`] bytes, or once to a multicast address.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::*;
 use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_core::layout::mla_rows::{K_PE, QKV, QUERY};
+use dsa_dcp::mailbox::layout::BOX;
 use dsa_dcp::rendezvous::in_process;
 use dsa_dcp::{
     DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox, Rendezvous, Waiting,
@@ -134,6 +135,14 @@ impl Group {
         let Spec { ranks, heads, .. } = self.spec;
         let shape = self.spec.mailbox();
         let row = shape.row_bytes();
+        for (at, Rank { mailbox, resident, .. }) in self.ranks.iter().enumerate() {
+            let last = mailbox.state().copy_to_vec(&resident.stream).unwrap()[BOX as usize] as usize;
+            let words = mailbox.memory().copy_to_vec(&resident.stream).unwrap();
+            for (index, words) in words.chunks(shape.box_bytes() / 8).enumerate() {
+                let live = if index == last { tokens * shape.token_bytes() / 8 } else { 0 };
+                assert!(words[live..].iter().all(|word| *word == u64::MAX), "rank {at}, box {index}: not refilled");
+            }
+        }
         let own: Vec<Vec<u8>> = self.ranks.iter().map(|rank| rank.resident.read(&rank.step).query).collect();
         for (at, Rank { resident, gathered, .. }) in self.ranks.iter().enumerate() {
             let gathered = gathered.copy_to_vec(&resident.stream).unwrap();

@@ -204,6 +204,10 @@ impl Streams {
                 self.state(before).seen_by_all.as_ref().expect("every CTA of the predecessor has triggered");
             view.unite(inherited);
         }
+        // What they had acquired from other devices or streams.
+        for before in &state.after {
+            view.unite(&self.state(*before).seen_by_any);
+        }
         view
     }
 

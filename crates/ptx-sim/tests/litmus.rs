@@ -95,6 +95,54 @@ fn cta_scope_does_not_reach_another_cta() {
     is_racy(&message_passing(Sem::Relaxed(Scope::Gpu), LoadMode::relaxed(Scope::Gpu), Some(Scope::Cta)), 2);
 }
 
+/// A peer writes, its next kernel releases a flag, a kernel acquires it, and a later one of that kernel's stream reads what was
+/// written.
+#[test]
+fn what_a_kernel_has_acquired_is_seen_by_what_comes_after_it_in_its_stream() {
+    let k = |acquire: bool| {
+        kernel(32, move |p| {
+            when(p.n.eq(2u32), wait_for_dependencies);
+            let (data, flag) = (p.src, p.src.offset(1));
+            let sem = if acquire { LoadMode::acquire(Scope::Sys) } else { LoadMode::relaxed(Scope::Sys) };
+            when(lane_index().eq(0u32), || {
+                when(p.n.eq(0u32), || data.store(42u32));
+                when(p.n.eq(4u32), || flag.store_as(Sem::Release(Scope::Sys), 1u32));
+                when(p.n.eq(1u32), || while_(|| flag.load_as(sem).eq(0u32), || {}));
+                when(p.n.eq(2u32) | p.n.eq(3u32), || p.out.store(data.load()));
+            });
+        })
+    };
+    // By a launch with overlap (2) and one without (3), right after it, or after something else.
+    for (last, between) in [(2, 0), (3, 0), (2, 1), (3, 1), (3, 2)] {
+        for (acquire, config) in
+            [true, false].into_iter().flat_map(|acquire| modes().into_iter().map(move |c| (acquire, c)))
+        {
+            let k = k(acquire);
+            let mut bench = Bench::new(Config { devices: 2, ..config });
+            let (src, out) = (bench.src, bench.out);
+            bench.write(src, &[0; 2]);
+            let peer = bench.machine.create_stream(DeviceId(1));
+            for n in [0, 4] {
+                let launch = bench.launch_of(&k, 1, n, false);
+                bench.machine.enqueue(peer, launch).unwrap();
+            }
+            bench.enqueue(&k, 1, 1, false);
+            for _ in 0..between {
+                let fill = Command::Fill { address: out + 8, len: 4, byte: 1 };
+                bench.machine.enqueue(bench.stream, fill).unwrap();
+            }
+            bench.enqueue(&k, 1, last, last == 2);
+            let result = bench.machine.run();
+            if acquire {
+                result.unwrap();
+                assert_eq!(bench.read(out, 1), [42]);
+            } else {
+                assert_eq!(trapped(result).kind, TrapKind::DataRace);
+            }
+        }
+    }
+}
+
 #[test]
 fn gpu_scope_does_not_reach_another_device() {
     for (scope, ordered) in [(Scope::Gpu, false), (Scope::Sys, true)] {

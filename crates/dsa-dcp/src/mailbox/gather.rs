@@ -8,7 +8,7 @@
 //! # Layout
 //! [`layout`](super::layout). `out` is a box at a fixed address: `[tokens, q_heads, 576]`, of which only published heads are
 //! written: with what has arrived, else, once the mailbox has failed, with NaN. Attention that takes a pointer known at
-//! capture reads `out`; one that looks at the call's number reads the box.
+//! capture reads `out`; one that looks at the state reads the box that it names.
 //!
 //! # Decomposition
 //! Tiles of up to 64 tokens, each polled by CTAs of its own, 4 chunks per thread under way at a time.

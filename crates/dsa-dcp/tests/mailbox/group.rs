@@ -70,6 +70,8 @@ pub struct Spec {
     pub multicast: bool,
     pub copy: bool,
     pub hold: bool,
+    /// Whether the publishing kernel may start before its predecessor has ended.
+    pub overlap: bool,
     /// CTAs of the publishing kernel.
     pub ctas: u32,
     pub poll: Duration,
@@ -83,6 +85,7 @@ impl Spec {
             multicast: false,
             copy: false,
             hold: false,
+            overlap: true,
             ctas: 3,
             poll: Duration::from_millis(200),
         }
@@ -253,7 +256,7 @@ impl Group {
             tokens: step.tokens as u32,
             sleep_ms,
         };
-        Ok(send.launch(stream, LaunchConfig::new(self.spec.ctas).overlap(true), &args)?)
+        Ok(send.launch(stream, LaunchConfig::new(self.spec.ctas).overlap(self.spec.overlap), &args)?)
     }
 
     /// Gathers on `rank`, and reads the rows unless the gather copies them.
@@ -310,6 +313,22 @@ impl Group {
         self.launch(step);
         self.check().into_iter().for_each(|verdict| verdict.unwrap());
         step.verify(self);
+        self.assert_refilled(step.tokens);
+    }
+
+    /// While nothing runs: everything but the `tokens` of the last call's box is sentinels.
+    #[track_caller]
+    pub fn assert_refilled(&self, tokens: usize) {
+        let shape = self.spec.shape;
+        for (at, Rank { stream, mailbox, .. }) in self.ranks.iter().enumerate() {
+            let last = mailbox.state().copy_to_vec(stream).unwrap()[BOX as usize] as usize;
+            let words = mailbox.memory().copy_to_vec(stream).unwrap();
+            for (index, words) in words.chunks(shape.box_bytes() / 8).enumerate() {
+                let live = if index == last { tokens * shape.token_bytes() / 8 } else { 0 };
+                let stale = words[live..].iter().position(|word| *word != u64::MAX);
+                assert_eq!(stale, None, "rank {at}, box {index}, from word {live} on");
+            }
+        }
     }
 
     pub fn reset(&self) {

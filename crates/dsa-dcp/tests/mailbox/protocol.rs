@@ -58,8 +58,8 @@ fn more_tokens_than_a_tile() {
 
 #[test]
 fn calls_back_to_back_with_one_rank_behind() {
-    for (ranks, multicast) in [(2, false), (3, false), (3, true)] {
-        let spec = Spec { multicast, ..Spec::new(ranks) };
+    for (ranks, multicast, overlap) in [(2, false, true), (2, false, false), (3, false, true), (3, true, true)] {
+        let spec = Spec { multicast, overlap, ..Spec::new(ranks) };
         everywhere(&spec, full_or(20, 4), |group| {
             // More steps than boxes: no box gets the rows that it had.
             let steps = [1, 2, 3, 4].map(|seed| Step::new(group, seed, 2));
