@@ -1,7 +1,6 @@
 //! One case of the MLA query on a device: layers whose weights together exceed the L2, and the check of what was timed.
 
 use std::fmt;
-use std::sync::Arc;
 
 use dsa_core::consts::{KV_LORA, NOPE, Q_HEAD, Q_LORA};
 use dsa_core::generate::SplitMix64;
@@ -10,8 +9,7 @@ use dsa_core::layout::mla_rows::{QKV, QUERY};
 use dsa_core::numerics::{bf16, e4m3};
 use dsa_core::oracle::mla_query::{self as oracle, Approximate, QueryNorm};
 use dsa_dcp::mailbox::layout::BOX;
-use dsa_dcp::rendezvous::in_process;
-use dsa_dcp::{DcpError, Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox, Rendezvous};
+use dsa_dcp::{Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryMailbox};
 use gpu::{Buffer, Device, Graph, Stream};
 use mla_query::{MlaCache, MlaQuery, MlaShape, MlaStep, MlaWeights, Publication};
 
@@ -64,23 +62,8 @@ impl Variant {
 
 /// `shape` as a rank of `ranks` publishes it.
 fn publishing(shape: MlaShape, ranks: usize) -> Result<MlaShape> {
-    let heads = shape.heads() as usize;
-    let q_heads = if ranks * heads <= 64 { 64 } else { 128 };
-    let element = if shape.is_fp8() { QueryElement::E4m3 } else { QueryElement::Bf16 };
-    let mailbox = MailboxShape::new(ranks, heads, q_heads, shape.batch() as usize, element)?;
+    let mailbox = MailboxShape::padded(ranks, shape.heads() as usize, shape.batch() as usize, shape.element())?;
     Ok(shape.with_publication(Publication { mailbox, multicast: false })?)
-}
-
-/// The mailbox of every rank, all of them on `device`.
-fn mailboxes(device: &Device, shape: MailboxShape) -> Result<Vec<QueryMailbox>> {
-    let members = in_process(shape.ranks()).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>);
-    // Setting up is collective.
-    let mailboxes: Result<Vec<_>, DcpError> = std::thread::scope(|scope| {
-        let calls: Vec<_> =
-            members.map(|member| scope.spawn(move || QueryMailbox::new(device, member, shape))).collect();
-        calls.into_iter().map(|call| call.join().expect("no panic")).collect()
-    });
-    Ok(mailboxes?)
 }
 
 impl fmt::Display for Variant {
@@ -165,6 +148,12 @@ impl Rig {
             }
             _ => None,
         };
+        let mailboxes = match mailbox {
+            Some(mailbox) => {
+                QueryMailbox::in_process(&vec![device.clone(); mailbox.ranks()], mailbox, Limits::default())?
+            }
+            None => Vec::new(),
+        };
         Ok(Rig {
             stream: device.stream()?,
             shape,
@@ -179,7 +168,7 @@ impl Rig {
             q_c: device.alloc(tokens * Q_LORA)?,
             cache: device.alloc(pages * PAGE_TOKENS * form.entry_bytes())?,
             dropped: device.alloc_zeros(1)?,
-            mailboxes: mailbox.map_or(Ok(Vec::new()), |mailbox| mailboxes(device, mailbox))?,
+            mailboxes,
             gather,
         })
     }

@@ -43,6 +43,7 @@ pub mod gather;
 pub mod layout;
 mod shape;
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use dsa_kernels::Cost;
@@ -51,7 +52,7 @@ use gpu::{Buffer, Device, Stream, View};
 use crate::error::DcpError;
 use crate::exchange::Limits;
 use crate::group_shape::agree_on_shape;
-use crate::rendezvous::{PeerMemory, Rendezvous};
+use crate::rendezvous::{PeerMemory, Rendezvous, in_process};
 
 pub use gather::{Gather, GatherShape, GatherStep};
 pub use shape::{MailboxShape, QueryElement};
@@ -117,6 +118,20 @@ impl QueryMailbox {
     /// A group of another size, ranks with other shapes or that do not come, memory that cannot be shared.
     pub fn new(device: &Device, group: Arc<dyn Rendezvous>, shape: MailboxShape) -> Result<Self, DcpError> {
         Self::with_limits(device, group, shape, Limits::default())
+    }
+
+    /// The mailbox of every rank of a group that is all in this process: rank `r` on `devices[r]`.
+    ///
+    /// # Errors
+    /// Of the first rank that has one, as [`QueryMailbox::new`]; as many devices as ranks are wanted.
+    pub fn in_process(devices: &[Device], shape: MailboxShape, limits: Limits) -> Result<Vec<Self>, DcpError> {
+        let members = in_process(devices.len());
+        std::thread::scope(|scope| {
+            let set_up =
+                |(member, device)| scope.spawn(move || Self::with_limits(device, Arc::new(member), shape, limits));
+            let ranks: Vec<_> = members.into_iter().zip(devices).map(set_up).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        })
     }
 
     /// As [`QueryMailbox::new`] with other limits.

@@ -123,8 +123,7 @@ impl MlaShape {
     /// A mailbox of other heads per rank, of another element, or of fewer tokens; a late kernel.
     pub fn with_publication(mut self, publication: Publication) -> Result<Self, MlaError> {
         let mailbox = publication.mailbox;
-        let element = if self.is_fp8() { QueryElement::E4m3 } else { QueryElement::Bf16 };
-        let fits = (mailbox.heads(), mailbox.element()) == (self.heads as usize, element)
+        let fits = (mailbox.heads(), mailbox.element()) == (self.heads as usize, self.element())
             && mailbox.tokens() >= self.batch as usize;
         if !fits {
             return Err(MlaError::MailboxUnsupported { mailbox: mailbox.to_string(), shape: self.name() });
@@ -208,9 +207,14 @@ impl MlaShape {
         self.form != MlaCacheForm::Fp8Ds
     }
 
+    /// The query's element, as a mailbox has it.
+    pub fn element(&self) -> QueryElement {
+        if self.is_fp8() { QueryElement::E4m3 } else { QueryElement::Bf16 }
+    }
+
     /// Bytes of one query element.
     pub fn query_bytes(&self) -> usize {
-        if self.is_fp8() { 1 } else { 2 }
+        self.element().bytes()
     }
 
     /// Whether the cache form takes a per-tensor scale.

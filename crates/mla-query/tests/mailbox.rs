@@ -3,17 +3,13 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
 use dsa_core::layout::mla_entry::MlaCacheForm;
 use dsa_core::layout::mla_rows::{K_PE, QKV, QUERY};
 use dsa_dcp::mailbox::layout::BOX;
-use dsa_dcp::rendezvous::in_process;
-use dsa_dcp::{
-    DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox, Rendezvous, Waiting,
-};
+use dsa_dcp::{DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox, Waiting};
 use gpu::{Buffer, Device, Graph, SimConfig};
 use mla_query::{MlaError, MlaQuery, MlaShape, MlaStep, Publication, query};
 use ptx::op::{Op, Operand, Space};
@@ -37,8 +33,7 @@ impl Spec {
     }
 
     fn mailbox(&self) -> MailboxShape {
-        let q_heads = if self.ranks * self.heads <= 64 { 64 } else { 128 };
-        MailboxShape::new(self.ranks, self.heads, q_heads, self.batch, self.element()).unwrap()
+        MailboxShape::padded(self.ranks, self.heads, self.batch, self.element()).unwrap()
     }
 
     fn shape(&self) -> MlaShape {
@@ -72,21 +67,8 @@ impl Group {
         let mut ir = KernelIr::clone(query::build(&spec.shape(), Target::Sm90a).unwrap().ir());
         rewrite(&mut ir);
         let kernel = Kernel::<query::MlaArgs>::from_ir(ir).unwrap();
-        let members: Vec<Arc<dyn Rendezvous>> =
-            in_process(spec.ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>).collect();
         let limits = Limits { poll: Duration::from_millis(500), collective: Duration::from_secs(30) };
-        let mailboxes: Vec<QueryMailbox> = std::thread::scope(|scope| {
-            let calls: Vec<_> = members
-                .iter()
-                .zip(devices)
-                .map(|(member, device)| {
-                    scope.spawn(move || {
-                        QueryMailbox::with_limits(device, member.clone(), spec.mailbox(), limits).unwrap()
-                    })
-                })
-                .collect();
-            calls.into_iter().map(|call| call.join().unwrap()).collect()
-        });
+        let mailboxes = QueryMailbox::in_process(&devices[..spec.ranks], spec.mailbox(), limits).unwrap();
         let ranks = mailboxes.into_iter().zip(devices).enumerate().map(|(rank, (mailbox, device))| {
             let mut step = Step::random(100 + rank as u64, spec.heads, spec.batch);
             step.qkv = rows.to_vec();

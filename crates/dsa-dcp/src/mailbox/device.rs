@@ -44,6 +44,7 @@ fn box_at(shape: &MailboxShape, index: Reg<u32>) -> Reg<u64> {
 }
 
 /// A rank's outgoing side in a query kernel.
+#[derive(Clone, Copy)]
 pub struct Outbox {
     /// The sizes.
     pub shape: MailboxShape,
@@ -68,21 +69,21 @@ pub struct Begun {
     /// Whether the mailbox works.
     works: Pred,
     team: Team,
-    state: Global<u32>,
     next_box: Reg<u32>,
     number: Reg<u32>,
     /// CTAs counted before this one, in the team's thread 0.
     before: Var<u32>,
 }
 
-/// A call of a mailbox that works, for [`send`](Outbox::send).
+/// A call of a mailbox that works.
 pub struct Call {
+    outbox: Outbox,
     /// Its box on every rank, this thread's first target first, or under the multicast address.
     boxes: Vec<Reg<u64>>,
 }
 
 impl Begun {
-    /// The last CTA to begin moves the call's number; then, unless the mailbox has failed, `body` [sends](Outbox::send). The whole
+    /// The last CTA to begin moves the call's number; then, unless the mailbox has failed, `body` [sends](Call::send). The whole
     /// team calls it, once.
     ///
     /// `tokens` is the number of tokens that are sent, the same in every CTA and on every rank: the next call refills so many, and
@@ -93,7 +94,7 @@ impl Begun {
         when(self.works & self.team.thread.eq(0) & last, || {
             fence(Scope::Gpu); // ORDER: every CTA's reads of the state come before these writes.
             for (word, value) in [(ARRIVED, 0u32.into()), (TOKENS, tokens), (BOX, self.next_box), (CALL, self.number)] {
-                self.state.offset(word as i32).store(value);
+                self.call.outbox.state.offset(word as i32).store(value);
             }
         });
         when(self.works, || body(&self.call));
@@ -105,8 +106,8 @@ impl Outbox {
     /// CTA. The whole team calls it, and ends the call by [`publish`](Begun::publish). The CTA's count and refill are still under
     /// way when this returns: what is done between the two hides them.
     #[track_caller]
-    pub fn begin(&self, team: Team, barrier: impl Fn()) -> Begun {
-        let Outbox { shape, state, .. } = self;
+    pub fn begin(self, team: Team, barrier: impl Fn()) -> Begun {
+        let Outbox { shape, state, .. } = &self;
         // Under way together.
         let status = self.status.load();
         let [number, past, last] = [CALL, TOKENS, BOX].map(|word| state.offset(word as i32).load());
@@ -130,8 +131,8 @@ impl Outbox {
         let next = last + 1;
         let next_box = next.ge(BOXES as u32).select::<u32>(0u32, next);
         let here = box_at(shape, next_box);
-        let call = Call { boxes: bases.into_iter().map(|base| base + here).collect() };
-        Begun { call, works, team, state: *state, next_box, number: number + 1, before }
+        let call = Call { outbox: self, boxes: bases.into_iter().map(|base| base + here).collect() };
+        Begun { call, works, team, next_box, number: number + 1, before }
     }
 
     /// The memory of every rank, or all of it at once. Every rank begins with another, so that they do not all send to the
@@ -145,24 +146,19 @@ impl Outbox {
         };
         self.multicast.map_or_else(|| (0..ranks).map(peer).collect(), |address| vec![address])
     }
+}
 
+impl Call {
     /// Publishes `words` at `bytes` into the row of `head` of this rank for `token`. Whole aligned words: 1, 2 or 4.
     ///
     /// All CTAs together send every word of every head of every token once; none may be [`SENTINEL`].
     #[track_caller]
-    pub fn send<const N: usize>(
-        &self,
-        call: &Call,
-        token: Reg<u32>,
-        head: Reg<u32>,
-        bytes: Reg<u32>,
-        words: [Reg<u32>; N],
-    ) {
-        let shape = &self.shape;
-        let row = token.mad(shape.q_heads() as u32, self.rank.mad(shape.heads() as u32, head));
+    pub fn send<const N: usize>(&self, token: Reg<u32>, head: Reg<u32>, bytes: Reg<u32>, words: [Reg<u32>; N]) {
+        let Outbox { shape, rank, multicast, .. } = &self.outbox;
+        let row = token.mad(shape.q_heads() as u32, rank.mad(shape.heads() as u32, head));
         let at = row.mad_wide(shape.row_bytes() as u32, bytes.to_u64());
-        for base in &call.boxes {
-            if self.multicast.is_some() {
+        for base in &self.boxes {
+            if multicast.is_some() {
                 let to = Multicast::from_address(*base + at);
                 match words[..] {
                     [word] => to.store(word),

@@ -78,6 +78,16 @@ impl MailboxShape {
         })
     }
 
+    /// As [`new`](Self::new), in the shortest rows that hold all ranks' heads.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn padded(ranks: usize, heads: usize, tokens: usize, element: QueryElement) -> Result<Self, DcpError> {
+        let [short, long] = Q_HEADS;
+        let q_heads = if heads.saturating_mul(ranks) <= short { short } else { long };
+        Self::new(ranks, heads, q_heads, tokens, element)
+    }
+
     /// Ranks.
     pub const fn ranks(&self) -> usize {
         self.ranks as usize
@@ -199,6 +209,17 @@ mod tests {
         for (ranks, heads, q_heads) in [(8, 12, 64), (8, 17, 128), (2, 6, 12), (2, 0, 64), (2, usize::MAX, 64)] {
             let refused = new(ranks, heads, q_heads, 1);
             assert!(matches!(refused, Err(DcpError::HeadsUnsupported { .. })), "{ranks} {heads} {q_heads}");
+        }
+    }
+
+    #[test]
+    fn padded_rows_are_the_shortest() {
+        let padded = |ranks, heads| MailboxShape::padded(ranks, heads, 1, QueryElement::Bf16);
+        for (ranks, heads, q_heads) in [(1, 1, 64), (8, 8, 64), (5, 13, 128), (8, 16, 128)] {
+            assert_eq!(padded(ranks, heads).unwrap().q_heads(), q_heads, "{ranks} {heads}");
+        }
+        for (ranks, heads) in [(8, 17), (2, usize::MAX), (2, 0)] {
+            assert!(matches!(padded(ranks, heads), Err(DcpError::HeadsUnsupported { .. })), "{ranks} {heads}");
         }
     }
 

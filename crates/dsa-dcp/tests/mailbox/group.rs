@@ -1,17 +1,13 @@
 //! Groups of ranks that publish and gather rows. As many simulated devices as ranks always, and all ranks on one GPU when
 //! there is one.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use dsa_core::generate::SplitMix64;
 use dsa_dcp::mailbox::device::{Outbox, Team};
 use dsa_dcp::mailbox::gather::{GatherArgs, build as build_gather};
 use dsa_dcp::mailbox::layout::{BOX, CALL, SENTINEL, STATE_WORDS};
-use dsa_dcp::rendezvous::in_process;
-use dsa_dcp::{
-    DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox, Rendezvous,
-};
+use dsa_dcp::{DcpError, Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox};
 use gpu::{Buffer, Device, Function, Graph, LaunchConfig, SimConfig, Stream};
 use parking_lot::Mutex;
 use ptx::*;
@@ -134,16 +130,16 @@ fn build_send(spec: &Spec) -> Kernel<SendArgs> {
                     let send_words = |places: &[u32]| {
                         for i in places {
                             let at = word + *i;
-                            outbox.send(call, token, head, at * 4, [from.at(at).load()]);
+                            call.send(token, head, at * 4, [from.at(at).load()]);
                         }
                     };
                     let send_pairs = || {
                         for i in [2u32, 0] {
                             let at = word + i;
-                            outbox.send(call, token, head, at * 4, from.at(at).load_vec::<2>());
+                            call.send(token, head, at * 4, from.at(at).load_vec::<2>());
                         }
                     };
-                    let send_chunk = || outbox.send(call, token, head, word * 4, from.at(word).load_vec::<4>());
+                    let send_chunk = || call.send(token, head, word * 4, from.at(word).load_vec::<4>());
                     // Words of one 8-byte half arrive in order: each of the four is the last of its half for some head.
                     let send_each =
                         || when_else((head & 1).eq(0), || send_words(&[3, 1, 0, 2]), || send_words(&[0, 2, 1, 3]));
@@ -162,8 +158,8 @@ fn build_read(shape: MailboxShape) -> Kernel<ReadArgs> {
     let kernel = build::<ReadArgs>("read_rows", Target::Sm90a, LaunchBounds::threads(THREADS), |p| {
         wait_for_dependencies();
         launch_dependents();
-        let number = p.state.offset(BOX as i32).load();
-        let rows = p.boxes.byte_at(number.mul_wide(shape.box_bytes() as u32)).cast::<u32>();
+        let index = p.state.offset(BOX as i32).load();
+        let rows = p.boxes.byte_at(index.mul_wide(shape.box_bytes() as u32)).cast::<u32>();
         let (published, words) = (shape.published() as u32, shape.row_bytes() as u32 / 4);
         when(p.status.load().eq(0), || {
             for_range(cta_index(), p.tokens * published, cta_count(), |row| {
@@ -219,22 +215,19 @@ impl Group {
             gathering = Kernel::<GatherArgs>::from_ir(ir).unwrap();
         }
         let reading = build_read(spec.shape);
-        let members: Vec<Arc<dyn Rendezvous>> =
-            in_process(spec.shape.ranks()).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>).collect();
-        let ranks = as_every_rank(spec.shape.ranks(), |rank| {
-            let device = devices[rank].clone();
-            let mailbox = QueryMailbox::with_limits(&device, members[rank].clone(), spec.shape, spec.limits()).unwrap();
+        let mailboxes = QueryMailbox::in_process(&devices[..spec.shape.ranks()], spec.shape, spec.limits()).unwrap();
+        let ranks = devices.iter().zip(mailboxes).map(|(device, mailbox)| {
             assert!(!spec.multicast || mailbox.has_multicast());
             Rank {
                 stream: device.stream().unwrap(),
                 mailbox,
                 send: device.load(&sending).unwrap(),
-                gather: Gather::from_kernel(&device, spec.gather(), &gathering).unwrap(),
+                gather: Gather::from_kernel(device, spec.gather(), &gathering).unwrap(),
                 read: device.load(&reading).unwrap(),
-                device,
+                device: device.clone(),
             }
         });
-        Group { spec: *spec, ranks }
+        Group { spec: *spec, ranks: ranks.collect() }
     }
 
     pub fn all(&self) -> Vec<usize> {

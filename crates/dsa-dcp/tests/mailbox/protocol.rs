@@ -247,6 +247,8 @@ fn ranks_that_disagree_or_stay_away_cannot_set_up() {
     let three = MailboxShape::new(3, 4, 64, 4, QueryElement::Bf16).unwrap();
     let error = QueryMailbox::new(&devices[0], members()[0].clone(), three).unwrap_err();
     assert!(matches!(error, DcpError::GroupSize { group: 2, shape: 3 }));
+    let error = QueryMailbox::in_process(&devices, three, Limits::default()).unwrap_err();
+    assert!(matches!(error, DcpError::GroupSize { group: 2, shape: 3 }));
     let strangers = [Device::simulated(SimConfig::default()), Device::simulated(SimConfig::default())];
     let group = members();
     let errors =

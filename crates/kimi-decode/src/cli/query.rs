@@ -90,8 +90,7 @@ pub fn run(args: &QueryArgs, stdout: &mut impl Write) -> Result<(), Failure> {
         }
         Some(ranks) => {
             let (devices, why) = ranks::open(args.device.as_ref(), args.seed, ranks)?;
-            let is_fp8 = shape(file.heads)?.is_fp8();
-            let mailbox = dcp::mailbox(&file, ranks, tokens, is_fp8)?;
+            let mailbox = dcp::mailbox(&file, ranks, tokens, shape(file.heads)?.element())?;
             let shape = shape(mailbox.heads())?.with_qc(true);
             let (shape, answer, dropped) = dcp::launch(&devices, &file, shape, mailbox, tokens)?;
             (shape, why, answer, dropped)

@@ -222,7 +222,7 @@ fn launch_over_ranks(
 ) -> Result<Done, Failure> {
     let (ranks, rows) = (devices.len(), index.step.rows);
     let sharding = Sharding::new(&index.step, ranks, None, None, None)?;
-    let mailbox = query::dcp::mailbox(query, ranks, rows, shape.is_fp8())?;
+    let mailbox = query::dcp::mailbox(query, ranks, rows, shape.element())?;
     let own = MlaShape::new(mailbox.heads(), rows, shape.form(), query.page_tokens).map_err(Failure::unusable)?;
     let queries = Ranks::new(devices, query, own.with_qc(true), mailbox, rows)?;
     let spread = index::dcp::launch_around(devices, index, sharding, &queries)?;

@@ -74,7 +74,7 @@ impl Staged {
 
     /// Starts a call, as thread `thread` of the inserting warps; after the dependency wait.
     #[track_caller]
-    pub(crate) fn begin(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>) -> (Outbox, Begun) {
+    pub(crate) fn begin(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>) -> Begun {
         let (shape, cluster) = (&self.shape, self.shape.cluster());
         let outbox = Outbox {
             shape: self.mailbox,
@@ -93,13 +93,12 @@ impl Staged {
             cta: group.mad(p.heads, head).mad(cluster, self.part),
             ctas: groups * p.heads * cluster,
         };
-        let begun = outbox.begin(team, || sync_named(INSERT, INSERT_THREADS));
-        (outbox, begun)
+        outbox.begin(team, || sync_named(INSERT, INSERT_THREADS))
     }
 
     /// Sends the rows once they are there, as thread `thread` of the inserting warps.
     #[track_caller]
-    pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>, (outbox, begun): (Outbox, Begun)) {
+    pub(crate) fn send(&self, p: &MlaParams, head: Reg<u32>, thread: Reg<u32>, begun: Begun) {
         let live = (p.tokens - self.first).min(self.shape.tokens());
         let (columns, bytes) = (self.shape.columns(), self.shape.query_bytes() as u32);
         begun.publish(p.tokens, |call| {
@@ -110,7 +109,7 @@ impl Staged {
                 let (b, column) = (i / per_token, i % per_token * chunk);
                 let words = self.at(b, column).load_vec::<4>();
                 let at = self.part.mad(columns, column) * bytes;
-                outbox.send(call, self.first + b, head, at, words);
+                call.send(self.first + b, head, at, words);
             });
             // A head's first rope row is a multiple of as many rows of its CTA.
             let (places, first) = (rope_places(&self.shape), self.rope_first());
@@ -124,9 +123,9 @@ impl Staged {
                         let from = self.at(b, j + columns);
                         let (token, at) = (self.first + b, (column + QUERY_ROPE.start as u32) * bytes);
                         match group * bytes / 4 {
-                            1 => outbox.send(call, token, head, at, [from.load()]),
-                            2 => outbox.send(call, token, head, at, from.load_vec::<2>()),
-                            _ => outbox.send(call, token, head, at, from.load_vec::<4>()),
+                            1 => call.send(token, head, at, [from.load()]),
+                            2 => call.send(token, head, at, from.load_vec::<2>()),
+                            _ => call.send(token, head, at, from.load_vec::<4>()),
                         }
                     });
                 });

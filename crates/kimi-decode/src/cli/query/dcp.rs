@@ -1,9 +1,6 @@
 //! A query step whose heads are spread over ranks: each computes its own, publishes them, and gathers everybody's.
 
-use std::sync::Arc;
-
-use dsa_dcp::rendezvous::in_process;
-use dsa_dcp::{DcpError, Gather, GatherShape, GatherStep, MailboxShape, QueryElement, QueryMailbox, Rendezvous};
+use dsa_dcp::{Gather, GatherShape, GatherStep, Limits, MailboxShape, QueryElement, QueryMailbox};
 use gpu::{Buffer, Device, Stream};
 use kimi_decode::check::query::QueryAnswer;
 use kimi_decode::step_file::query::QueryFile;
@@ -16,14 +13,12 @@ use crate::cli::Failure;
 ///
 /// # Errors
 /// Ranks that the heads cannot be dealt to evenly.
-pub fn mailbox(file: &QueryFile, ranks: usize, tokens: usize, is_fp8: bool) -> Result<MailboxShape, Failure> {
+pub fn mailbox(file: &QueryFile, ranks: usize, tokens: usize, element: QueryElement) -> Result<MailboxShape, Failure> {
     if !file.heads.is_multiple_of(ranks) {
         let heads = file.heads;
         return Err(Failure::Unusable(format!("--dcp: found {ranks}, needed a divisor of {heads} (metadata heads)")));
     }
-    let element = if is_fp8 { QueryElement::E4m3 } else { QueryElement::Bf16 };
-    let q_heads = if file.heads <= 64 { 64 } else { 128 };
-    MailboxShape::new(ranks, file.heads / ranks, q_heads, tokens, element).map_err(Failure::unusable)
+    MailboxShape::padded(ranks, file.heads / ranks, tokens, element).map_err(Failure::unusable)
 }
 
 /// One rank: its query, and where it gathers.
@@ -56,16 +51,7 @@ impl Ranks {
         tokens: usize,
     ) -> Result<Self, Failure> {
         let (ranks, heads) = (mailbox.ranks(), mailbox.heads());
-        let members = in_process(ranks).into_iter().map(|member| Arc::new(member) as Arc<dyn Rendezvous>);
-        let mailboxes: Vec<QueryMailbox> = std::thread::scope(|scope| {
-            let calls: Vec<_> = members
-                .zip(devices)
-                .map(|(member, device)| scope.spawn(move || QueryMailbox::new(device, member, mailbox)))
-                .collect();
-            // A thread that panicked is a defect here.
-            calls.into_iter().map(|call| call.join().expect("set up without a panic")).collect::<Result<_, DcpError>>()
-        })
-        .map_err(Failure::unusable)?;
+        let mailboxes = QueryMailbox::in_process(devices, mailbox, Limits::default()).map_err(Failure::unusable)?;
         let multicast = mailboxes.iter().all(QueryMailbox::has_multicast);
         let shape = shape.with_publication(Publication { mailbox, multicast }).map_err(Failure::unusable)?;
         let gather = GatherShape::new(mailbox).with_copy(true);
